@@ -1,10 +1,10 @@
-"""Delta tables, written by Delta's own sink or by a `foreachBatch` function, such as with MERGE.
+"""Delta tables, written by Delta's own sink or by a `foreachBatch` function.
 
-After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
+After a roll-back the query continues under a new id, because the table skips the undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them as Delta's own sink
-does. The session forgets the version after the first write (`autoReset`), and Delta then refuses a second one. Writes
-of one batch have names, not numbers: changed code may make another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has. The session forgets the version after the first write
+(`autoReset`), and Delta then refuses a second one. Writes have names, not numbers, because changed code may add one
+before them.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 _SCHEME = "delta:"
 _SHOWN = 3
-# Options of a source that goes on after a commit that removes rows.
+# Options with which a source continues after a commit that removes rows.
 _SKIPPING = frozenset({"ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"})
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
-# Spark clones the session for each query start.
+# The newest batch of a write. Spark clones the session for each start of a query.
 _DONE = "spark.dagster_ckpt.delta_transaction."
 # A local property of the thread that runs the query (`StreamExecution.QUERY_ID_KEY`).
 _QUERY_ID = "sql.streaming.queryId"
@@ -116,12 +116,13 @@ class DeltaTable(TableSink):
         return log.read_up_to(found, own, skips_changes=not _SKIPPING.isdisjoint(options), rewound=rewound)
 
     def batch_after(self, replay: Replay) -> int | None:
+        to = replay.back
         try:
             log = DeltaLog(self._files())
         except FileNotFoundError:
             return None
-        found = log.plan(replay.back)
-        return log.newest_batch_shown(replay.back.own_ids, found.version)[0] if found.version is not None else None
+        version = log.plan(to).version
+        return log.newest_batch_shown(to.own_ids, version)[0] if version is not None else None
 
     def last_batch(self, query_id: str | None) -> int | None:
         if query_id is None:
@@ -147,7 +148,6 @@ class DeltaTable(TableSink):
             return None
         version = -1 if found.version is None else found.version
         table = f"delta.{quoted(self.folder)}"
-        # The stream created the table.
         is_emptied = version < 0
         return TablePlan(
             moves=found.version is not None,
@@ -172,7 +172,7 @@ class DeltaTable(TableSink):
 
     def fence(self, plan: TablePlan) -> None:
         session = active_session()
-        # Without Delta, this process has rolled nothing back.
+        # A session without Delta has rolled nothing back.
         if session is not None:
             with suppress(UnknownDeltaError):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
@@ -215,11 +215,10 @@ class DeltaMerge(DeltaTable):
         return foreach_batch_name(place) if is_delta else None
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """The function may leave a batch out, so only the table's id is certain."""
+        """Return the table's id alone: the function may leave batches out."""
         return super().look()
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
-        """A function may write other rows than it was given."""
         version = _version_of(self._files(), asked)
         if version is None:
             return BatchRows(None, f"the Delta table {self.folder} has no commit of the batch")
@@ -251,8 +250,8 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     but one.
 
     Args:
-        write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
-            repeated batch is written once more.
+        write: Name of the write, if the function has several. Keep it: under another name, a repeated batch is written
+            once more.
 
     Raises:
         OptionError: The function was not called by a streaming query, has such a statement within another, or writes

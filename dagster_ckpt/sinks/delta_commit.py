@@ -1,7 +1,7 @@
-"""Commits to a Delta table on condition that it is still at the version that they were decided on.
+"""Commits to a Delta table that fail if it is no longer at the version on which they were decided.
 
 SQL's `RESTORE` reads the newest version when it begins: a process paused before it would undo a successor's commits.
-`commitLarge`, with the actions of `RestoreTableCommand`, writes the version after the one decided on or fails.
+`commitLarge`, with the actions of `RestoreTableCommand`, writes the version after the one decided on, or fails.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ def query_of(app_id: str) -> str:
 
 
 class UnknownDeltaError(SinkRollbackError):
-    """This Delta lacks an interface; the table is unchanged."""
+    """The session's Delta library lacks an interface; the table is unchanged."""
 
 
 def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
-    """Restore the rows of a version (-1: none), as the version after `decided_on`.
+    """Commit the rows of a version (-1: none) as the version after `decided_on`.
 
     Raises:
         VersionTakenError: Another commit has that version.
-        SinkRollbackError: Data files of the version to restore were deleted.
     """
     with _Table.opened(session, folder, decided_on) as table:
         newest = table.snapshot(decided_on)
@@ -68,14 +67,13 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
 
 def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> None:
-    """Roll-backs decided on earlier versions then fail."""
+    """Commit nothing but a mark, so that roll-backs decided on earlier versions fail."""
     with _Table.opened(session, folder, decided_on) as table:
         record = [table.roll_back_mark(decided_on)]
         table.commit(table.transaction(table.snapshot(decided_on)), record, table.manual_update())
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
-    """Also from checkpoints of the log."""
     with _Table.opened(session, folder, _NEVER) as table:
         batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
         return max(batches, default=None)
@@ -87,9 +85,9 @@ def table_id(session: SparkSession, folder: str) -> str:
 
 
 def last_of_read(session: SparkSession, folder: str, version: int, unread: Sequence[str]) -> int | None:
-    """The index of the last file before the `unread` ones, where a source reads a version as a whole.
+    """Return the index of the last file before the `unread` ones, for a source that reads a version as a whole.
 
-    It reads files in the order of their times, then names (`DeltaSourceSnapshot`). None if `unread` are not the last.
+    It reads files by time, then name (`DeltaSourceSnapshot`). None if the `unread` files are not the last ones.
     """
     from pyspark.sql import functions as F
 
@@ -104,10 +102,7 @@ def last_of_read(session: SparkSession, folder: str, version: int, unread: Seque
 
 
 def last_of_part(session: SparkSession, folder: str, version: int, was: int, index: int) -> int | None:
-    """The index of the same file, where a source that read version `was` reads `version` as a whole.
-
-    None if it would begin with other files.
-    """
+    """Return `index` if `version`, read as a whole, begins with the files that a source has read of version `was`."""
     from pyspark.sql import functions as F
 
     with _Table.opened(session, folder, version) as table:
@@ -125,7 +120,7 @@ class _Table:
         self._session = session
         jvm: Any = session._jvm
         self._jvm = jvm
-        self.delta = self._jvm.org.apache.spark.sql.delta
+        self.delta = jvm.org.apache.spark.sql.delta
         self._log = self.delta.DeltaLog.forTable(session._jsparkSession, folder)
 
     @classmethod
@@ -165,21 +160,22 @@ class _Table:
         return self._log.startTransaction(self.none(), self.some(newest))
 
     def files(self, snapshot: Any) -> DataFrame:
-        """A file with another deletion vector is another file."""
         from pyspark.sql import functions as F
 
-        of_session: Any = type(self._session.range(0))
-        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
         key = F.concat_ws("|", "path", F.to_json("deletionVector"))
-        return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
+        return self._all_files(snapshot).select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
 
     def ordered(self, version: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        of_session: Any = type(self._session.range(0))
-        files: DataFrame = of_session(self.snapshot(version).allFiles().toDF(), self._session)
         time = F.lpad(F.col("modificationTime").cast("string"), _DIGITS, "0")
+        files = self._all_files(self.snapshot(version))
         return files.select("path", F.concat(time, F.lit(" "), "path").alias(_KEY))
+
+    def _all_files(self, snapshot: Any) -> DataFrame:
+        of_session: Any = type(self._session.range(0))
+        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
+        return files
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
         found = self._add_actions(files)
@@ -204,7 +200,7 @@ class _Table:
         return [parse(json.dumps({"add": {**add, "dataChange": True}})) for add in found]
 
     def _is_whole(self, add: Any) -> bool:
-        """VACUUM deletes an old deletion vector of a file that is still in use."""
+        """VACUUM deletes old deletion vectors of files that are still in use."""
         root, vector = self._log.dataPath(), add.deletionVector()
         places = [self.delta.util.DeltaFileOperations.absolutePath(root.toString(), str(add.path()))]
         if vector is not None and vector.isOnDisk():
@@ -215,17 +211,17 @@ class _Table:
         return items_of(self.delta.DomainMetadataUtils.handleDomainMetadataForRestoreTable(wanted, newest))
 
     def metadata(self, wanted: Any, newest: Any) -> Any:
-        """Identity columns do not go back: no value is issued twice."""
+        """Identity columns are not restored, so that no value is issued twice."""
         to, now = wanted.metadata(), newest.metadata()
         merge = self.delta.IdentityColumn.copySchemaWithMergedHighWaterMarks
         schema = merge(self._log, to.schema(), now.schema()).json()
-        # Its parameters differ between versions of Delta.
+        # As JSON: the parameters of the class differ between versions of Delta.
         text = json.loads(to.json())
         text["metaData"]["schemaString"] = schema
         return self.delta.actions.Action.fromJson(json.dumps(text))
 
     def protocol(self, wanted: Any, newest: Any) -> Any:
-        """Without a feature of either, its files could not be read."""
+        """Keep features of both, without which their files could not be read."""
         others = self._scala([newest.protocol()]).toList()
         return wanted.protocol().merge(others)
 
@@ -255,7 +251,7 @@ class _Table:
 
 
 def _with_defaults(target: Any, method: str, *given: object) -> Any:
-    """The number of default values differs between versions."""
+    """Call a Scala method with its default values, whose number differs between versions."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     arguments = list(given)

@@ -1,7 +1,7 @@
-"""The log of a Delta table: what its JSON commits say of a stream, and to which version it is rolled back.
+"""What the JSON commits of a Delta table say of a stream, and to which version the table is rolled back.
 
 The sink writes a `txn` action with each batch (Delta protocol, "Transaction Identifiers": appId is the query's id,
-version the batch) and skips a batch not greater than the newest one (`DeltaSink.addBatch`), also after a restore.
+version the batch), and skips a batch not greater than the newest one (`DeltaSink.addBatch`), even after a restore.
 
 Parquet checkpoints of the log are not read: a table is not rolled back beyond them.
 """
@@ -32,7 +32,7 @@ _NO_PREDICATE = (None, "[]", '["true"]')
 
 UNKNOWN_VERSION = -2
 
-# Delta writes the id in a vector's name in the base 85 of ZeroMQ, whose digits are other ones than Python's.
+# Delta names a deletion vector by its id in the base 85 of ZeroMQ, whose digits differ from Python's.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _TO_B85 = str.maketrans(_Z85, _B85)
@@ -41,7 +41,7 @@ _ABSOLUTE = re.compile("/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class DataFile(NamedTuple):
-    """As an `add` or `remove` action names it: one with another deletion vector is another one."""
+    """A file as an action of the log names it; another deletion vector makes it another file."""
 
     path: str
     storage_type: str = ""
@@ -53,7 +53,7 @@ class DataFile(NamedTuple):
         return cls(str(action["path"]), str(vector.get("storageType", "")), str(vector.get("pathOrInlineDv", "")))
 
     def places(self) -> Iterator[str]:
-        """Files in the folder of the table that it needs (Delta protocol, "Deletion Vectors")."""
+        """Yield the files that it needs in the table's folder (Delta protocol, "Deletion Vectors")."""
         if not _ABSOLUTE.match(self.path):
             yield unquote(self.path)
         if self.storage_type == "u":
@@ -67,10 +67,8 @@ class DeltaCommit:
     """One version of a table.
 
     Attributes:
-        batches: By query id (`txn` actions).
-        added: Files of `add` actions; `removed` likewise.
         restored_to: For a RESTORE, the version of its files; `UNKNOWN_VERSION` if no version that can be read has them.
-        is_roll_back: This package undid batches with it.
+        is_roll_back: Whether this package undid batches with it.
     """
 
     version: int
@@ -91,11 +89,10 @@ class DeltaPlan:
     """What a roll-back would do to a table, decided on version `decided_on`.
 
     Attributes:
-        version: To restore; -1 is before the first, None if nothing has to be undone.
+        version: Version to restore; -1 is before the first, None if nothing has to be undone.
         reaches_back: The readable commits are sufficient to decide.
-        undone_by: A version with which others took the table to before the batch; its rows are gone.
-        wanted: The version of the batch, if they did.
-        deleted: Data files and deletion vectors that the version to restore needs, and that no longer exist.
+        undone_by: Version with which others took the table to before the batch of version `wanted`.
+        deleted: Files that the version to restore needs, and that no longer exist.
     """
 
     decided_on: int
@@ -112,9 +109,7 @@ class UndoneAhead:
     """Versions that a source would read next although a roll-back has undone them.
 
     Attributes:
-        roll_back: The version of the newest roll-back: the table without them.
         unread: Files of that version that were added after what the source has read, as the log names them.
-        obstacle: Why the source cannot continue behind it; may be empty.
     """
 
     roll_back: int
@@ -142,7 +137,7 @@ class DeltaLog:
         return self._commits[version]
 
     def _restored_by(self, restore: DeltaCommit) -> int:
-        """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and removes."""
+        """Find the version of a RESTORE TO TIMESTAMP by its files: Delta records no number."""
         wanted = restore.removed, restore.added
         # Files of the version before the restore that one further back lacks, and the other way around.
         more, fewer = frozenset[DataFile](), frozenset[DataFile]()
@@ -153,8 +148,7 @@ class DeltaLog:
             more, fewer = (more | added) - removed - (fewer & added), (fewer | removed) - added - (more & removed)
         return -1 if (more, fewer) == wanted and self.oldest == 0 else UNKNOWN_VERSION
 
-    def _deleted(self, version: int) -> tuple[str, ...]:
-        """What a version needs, the newest one does not, and VACUUM has deleted."""
+    def _vacuumed(self, version: int) -> tuple[str, ...]:
         needed = set[DataFile]()
         for at in range(self.newest, version, -1):
             commit = self.commit(at)
@@ -195,20 +189,19 @@ class DeltaLog:
             elif commit.changes:
                 foreign.append(at)
             at -= 1
-        deleted = self._deleted(target) if target is not None and target >= 0 else ()
+        deleted = self._vacuumed(target) if target is not None and target >= 0 else ()
         return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
 
     def last_batch(self, query_id: str) -> int | None:
-        """Even if undone since: the table skips it."""
+        """Return the newest batch of a query, even an undone one: the table skips it."""
         batches = (self.commit(version).batch_of([query_id]) for version in sorted(self._versions, reverse=True))
         return next((batch for batch in batches if batch is not None), None)
 
     def version_of(self, query_id: str, batch_id: int) -> int | None:
-        versions = (version for version in sorted(self._versions, reverse=True))
+        versions = sorted(self._versions, reverse=True)
         return next((each for each in versions if self.commit(each).batches.get(query_id) == batch_id), None)
 
     def files_added(self, version: int) -> list[str]:
-        """By name, which is unique in the table."""
         return [unquote(str(add["path"])).rpartition("/")[2] for add in self._actions(version, "add")]
 
     @property
@@ -216,7 +209,6 @@ class DeltaLog:
         return 0 in self._versions
 
     def identity(self) -> str | None:
-        """None unless a recent commit or checksum file (Delta 4) has it."""
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
             if found is not None:
@@ -224,7 +216,7 @@ class DeltaLog:
         return None
 
     def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
-        """Of a version (default: the newest); and whether it is certain."""
+        """Return the newest batch that a version (default: the newest) shows, and whether it is certain."""
         at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
@@ -243,11 +235,6 @@ class DeltaLog:
     def read_up_to(
         self, offset: DeltaOffset, own: Collection[str], *, skips_changes: bool, rewound: bool
     ) -> ReadOfSink:
-        """How far a source has read the batches of a stream.
-
-        Args:
-            skips_changes: The source goes on after commits that remove rows, such as a roll-back.
-        """
         read = self._last_read(offset)
         if not self.oldest - 1 <= read <= self.newest:
             return ReadOfSink(why=f"version {read}, up to which it has read, is not in the table's log and is")
@@ -262,10 +249,7 @@ class DeltaLog:
         return ReadOfSink(batch, sum(self.commit(version).batch_of(own) is not None for version in undone))
 
     def undone_ahead(self, offset: DeltaOffset) -> UndoneAhead | None:
-        """What a roll-back of this package undid after the versions that a source has read.
-
-        None if nothing, or if the source has read undone versions.
-        """
+        """Return what a roll-back undid after the versions that a source has read, if none of these is undone."""
         read = self._last_read(offset)
         if not self.oldest - 1 <= read < self.newest:
             return None
@@ -294,7 +278,7 @@ class DeltaLog:
         return offset.version if offset.index >= 0 or offset.is_initial else offset.version - 1
 
     def _shown_of(self, version: int) -> tuple[int, list[int]]:
-        """The newest version up to this one that is part of the table's history, and those that were undone."""
+        """Return the newest version up to this one in the table's history, and the undone ones after it."""
         undone = []
         while version >= self.oldest and not self._is_shown(version):
             before = self._before(version)

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
-# What only the folder of another file sink or of a table of Delta, Hudi or Iceberg has.
+# Paths that only another file sink or a table of Delta, Hudi or Iceberg has.
 _ANOTHERS = re.compile(r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|metadata/[^/]+\.metadata\.json$)")
 _NAMED = 5
-# Others with a path (Delta, Iceberg) keep their own record of batches.
+# Other formats with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 _AS_TEXT = ("csv", "json", "text", "xml")
 _NOT_OF_FILES = ("path", "checkpointlocation")
@@ -64,7 +64,7 @@ class PartFile:
 
     @property
     def uuid(self) -> str | None:
-        """One per file from a file sink, one for all files of a batch job."""
+        """A file sink gives each file its own, a batch job one to all its files."""
         match = _PART.fullmatch(self.name)
         return match["uuid"] if match else None
 
@@ -81,8 +81,7 @@ class Leftovers:
 
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
-        now_ms: By the clock that dates the files, if any.
-        batch_folders: To which a batch job has written, relative to the sink; "." is the sink itself.
+        batch_folders: Folders to which a batch job has written, relative to the sink.
     """
 
     files: tuple[PartFile, ...]
@@ -171,7 +170,6 @@ class FileSink(Sink):
         return examine_log(subject, open_file_io(self.folder))
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-        # Catalog and snapshot may spell the folder differently.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
@@ -200,7 +198,7 @@ def _rows_in_files(folder: str, asked: AskedBatch) -> BatchRows:
 
     replayed = None
     if asked.output_format in _AS_TEXT:
-        # Text has no nulls, and times of milliseconds.
+        # Text formats store no nulls, and times as milliseconds.
         asked.like.write.format(asked.output_format).options(**options).save(asked.scratch)
         replayed = read([asked.scratch])
     rows = read([unquote(file) for file in files], basePath=folder) if files else asked.like.limit(0)
@@ -215,7 +213,7 @@ def _without_entry(folder: str, batch_id: int) -> str:
 
 
 def _own_part_files(files: Sequence[PartFile]) -> list[PartFile]:
-    """Not in folders below that are another output: its files have such names, too."""
+    """Leave out folders below that are another output, whose files have such names, too."""
     others = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
     own = [file for file in files if others.isdisjoint(map(str, PurePosixPath(file.path).parents))]
     return sorted((file for file in own if _PART.fullmatch(file.name)), key=lambda file: file.path)
@@ -273,7 +271,7 @@ def fork_output(
     moved = []
     for entry in entries:
         with still_mine():
-            # Copies overwrite nothing of a successor.
+            # Before each entry, so that copies overwrite nothing of a successor.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         moved.append(entry_of(entry.name, [_moved(old, new, dict(line), may_link=may_link) for line in lines]))

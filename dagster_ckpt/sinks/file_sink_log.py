@@ -1,10 +1,9 @@
-"""A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
+"""A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back.
 
-`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
-are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
-
-A query that resumes after batch N needs a log up to N: Spark rejects a hole at the next compaction and read
-(`getAllValidBatches`). A folder without a log first gets one without files.
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. An entry
+is a file `<batch>`, or every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`). Spark rejects
+a hole below the batch after which a query resumes (`getAllValidBatches`), so a new folder first gets a log without
+files.
 
 Spark writes absolute paths: a moved folder lists files of its old place, and one file has several spellings.
 """
@@ -35,7 +34,7 @@ from dagster_ckpt.values.storage_path import local_path
 
 LOG = "_spark_metadata"
 _NOTHING = b"v1"
-# Unescaped by Hadoop in the path of a URI.
+# Hadoop does not escape these in a URI.
 _SAFE = "/=:@!$&'()*+,;~"
 _VERSION_LINE_BYTES = 100
 
@@ -55,12 +54,10 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
 
 
 def log_entries(folder: FileIO) -> dict[int, str]:
-    """Of a batch with two entries, the compact one."""
     return entries_by_id(folder.list(LOG))
 
 
 def needed_entries(names: Mapping[int, str]) -> range:
-    """From the newest compact one, or else from the first."""
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     return range(first, max(names, default=-1) + 1)
 
@@ -89,7 +86,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             with still_mine():
                 folder.delete(f"{LOG}/.{name}.crc")
         if present:
-            # After a power failure, deleted entries could reappear.
+            # Otherwise, deleted entries could reappear after a power failure.
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
@@ -100,14 +97,13 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Durably, oldest first, unless they are as wanted already."""
     present = folder.list(LOG)
     for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
         if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
-            # Spark wrote this entry and does not flush.
+            # Spark may have written this entry, and does not flush.
             folder.flush(f"{LOG}/{entry.name}")
             continue
-        # First: Hadoop rejects an entry that does not match it.
+        # The checksum goes first: Hadoop rejects an entry that does not match it.
         with still_mine():
             folder.delete(f"{LOG}/.{entry.name}.crc")
         with still_mine():
@@ -133,8 +129,7 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
     first = names.get(min(names, default=-1))
     if first is None:
         return []
-    entry = SinkEntry(first, folder.read(f"{LOG}/{first}"))
-    if not first.endswith(COMPACT) or files_of([entry], path):
+    if not first.endswith(COMPACT) or listed_by(read_entry(folder, first), path):
         raise SinkRollbackError(
             f"{path}/{LOG} begins with entry {first}, so the sink cannot be rolled back to batch {batch_id}. Go back "
             "to a snapshot, which contains this log."
@@ -143,11 +138,11 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 
 
 def _beginning(batch_id: int) -> list[SinkEntry]:
-    """A log that lists no file and ends at a batch, as one compact entry.
+    """Return a log that lists no file and ends at a batch, as one compact entry.
 
-    It gives Spark's compaction interval (`deriveCompactInterval`) for any settings.
+    Spark derives a compaction interval from it (`deriveCompactInterval`) with any settings.
     """
-    # Batch 0 alone, as a compact entry, would make every later batch one.
+    # As a compact entry, batch 0 alone would make every later entry a compact one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
 
 
@@ -156,7 +151,6 @@ def logged_batch(path: str) -> int | None:
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """Write `_beginning` in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -179,7 +173,7 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """The files that a log lists, up to the requested batch and in later entries (`later`).
+    """The files that a log lists up to the requested batch, and in later entries (`later`).
 
     After a compaction, `later` has all earlier files too.
     """
@@ -205,7 +199,6 @@ def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
         return Past.SAME
     if not at_hand.is_later:
         return Past.PART
-    # Files may have exceeded the sink's retention time.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
 
@@ -217,11 +210,10 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
     up_to: set[str] = set()
     later: set[str] = set()
     for number, name in _needed(names, batch_id).items():
-        entry = SinkEntry(name, folder.read(f"{LOG}/{name}"))
-        (up_to if number <= batch_id else later).update(files_of([entry], path))
+        (up_to if number <= batch_id else later).update(listed_by(read_entry(folder, name), path))
     compacted = any(name.endswith(COMPACT) for number, name in names.items() if number > batch_id)
     if compacted:
-        # A rewind to what an earlier one left leaves older entries of the timeline between, which Spark reads no more.
+        # After a rewind to an abandoned timeline, older entries of the one between remain, which Spark does not read.
         up_to &= later
     return SinkLogAtHand(
         max(names), frozenset(up_to), frozenset(later), compacted=compacted, is_later=max(names) > batch_id
@@ -238,17 +230,19 @@ def files_of_batch(path: str, batch_id: int) -> list[str] | None:
     names = log_entries(folder)
     if batch_id not in names:
         return None
-    entry = folder.read(f"{LOG}/{names[batch_id]}")
-    files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
-    if names[batch_id].endswith(COMPACT):
-        before = {number: name for number, name in names.items() if number < batch_id}
-        needed = needed_entries(before)
-        if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):
-            return None
-        names_before = [before[number] for number in range(needed.start, batch_id)]
-        earlier = files_of([SinkEntry(name, folder.read(f"{LOG}/{name}")) for name in names_before], path)
-        return [file for file in files if file not in earlier]
-    return list(files)
+    files = listed_by(read_entry(folder, names[batch_id]), path)
+    if not names[batch_id].endswith(COMPACT):
+        return list(files)
+    before = {number: name for number, name in names.items() if number < batch_id}
+    needed = range(needed_entries(before).start, batch_id)
+    if not has_beginning(before) or any(number not in before for number in needed):
+        return None
+    earlier = files_of([read_entry(folder, before[number]) for number in needed], path)
+    return [file for file in files if file not in earlier]
+
+
+def read_entry(folder: FileIO, name: str) -> SinkEntry:
+    return SinkEntry(name, folder.read(f"{LOG}/{name}"))
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
@@ -264,7 +258,6 @@ def listed(data: bytes, where: str) -> dict[str, object]:
 
 
 def bare(where: str) -> str:
-    """Spark makes the file name unique."""
     return unquote(where).rpartition("/")[2]
 
 
@@ -273,7 +266,6 @@ def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """With all files up to the batch, and all later ones."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -281,9 +273,8 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
-    """Later entries, and those of another timeline."""
     compacts = (number for name, number in entry_ids(wanted).items() if name.endswith(COMPACT))
-    # Spark derives its compaction interval from all, but reads none below the compact one.
+    # Spark derives its compaction interval from all names, but reads no entry below the compact one.
     unread_below = max(compacts, default=-1)
     return [
         name
@@ -328,7 +319,7 @@ def name_below(folder: str, where: str) -> str:
 
 
 def below(folder: str) -> Callable[[str], bool]:
-    """In any spelling. Looks at each parent folder once."""
+    """Return a check whether a path, in any spelling, lies below the folder."""
     known: dict[str, bool] = {}
 
     def check(where: str) -> bool:

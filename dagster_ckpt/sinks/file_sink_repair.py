@@ -1,9 +1,9 @@
-"""Damage in the log of a file sink: found, for the doctor and for starts, and repaired.
+"""Find damage in the log of a file sink, for the doctor and for starts, and repair it.
 
 A log of another query or timeline is not damaged: only the guard judges it.
 
-A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. It only writes entries
-whose part files exist with the listed length, deletes only Hadoop's checksum of a changed entry, and is repeatable.
+A repair relocates the log of a moved or copied folder, or rebuilds it from a snapshot. It only writes entries whose
+part files exist with the listed length, and is repeatable.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     name_below,
     needed_entries,
     past_of,
+    read_entry,
     read_log_at_hand,
     url_of,
     write_entries,
@@ -57,7 +58,7 @@ class DamagedLog:
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """None if the log is whole, or if what is left of it is not this stream's.
+    """Describe the damage; None if the log is whole, or if what is left of it is not this stream's.
 
     `captured` is the log in a snapshot, `committed` a batch that the sink must have.
     """
@@ -136,7 +137,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
         return None if files == known else f"entry {name} does not list what it listed for the snapshot"
     if known is None and not _is_anothers(name, files, noted):
         is_later = name.endswith(COMPACT) and (entry_id(name) or 0) > noted.last
-        # A sink's retention time only drops the oldest files.
+        # The retention time of a sink drops only the oldest files.
         is_cut = is_later and bool(files.keys() & noted.files.keys()) and list(noted.files)[-1] not in files
         return f"entry {name} lacks files that were listed before it" if is_cut else None
     if fits is True or not _absent(folder, files):
@@ -147,7 +148,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
-    # A later compact entry has all before, within the sink's retention time.
+    # A later compact entry lists all files before it, within the sink's retention time.
     return name.endswith(COMPACT) and bool(noted.files) and not files.keys() & noted.files.keys()
 
 
@@ -174,7 +175,7 @@ class LogTrouble(StrEnum):
 
 
 def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """By the names of its entries up to a batch and their first lines, which show a moved folder."""
+    """Look at the names of entries, and at their first lines, which show a moved folder."""
     folder = open_file_io(path)
     names, is_below = log_entries(folder), below(path)
     if up_to is not None:
@@ -186,7 +187,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
         try:
             head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
         except FileNotFoundError:
-            # Compacted since.
+            # Spark has compacted the log since it was listed.
             continue
         for line in head.split(b"\n")[1:3]:
             with suppress(ValueError, AttributeError):
@@ -196,7 +197,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
 
 
 def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
-    # The reverse of a running query's writes.
+    # Read in the reverse order of a running query's writes.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
@@ -323,7 +324,7 @@ def plan_relocation(folder: str) -> Relocation:
 
 
 def relocate(relocation: Relocation) -> None:
-    """The query must not be running."""
+    """Write the planned entries; the query must not be running."""
     write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
 
 
@@ -354,7 +355,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """`unknown` are later batches whose files nothing lists."""
+    """A log that can be rebuilt up to `batch_id`; `unknown` are later batches whose files nothing lists."""
 
     folder: str
     entries: tuple[SinkEntry, ...]
@@ -363,7 +364,6 @@ class RebuiltLog:
 
 
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
-    """From a snapshot and its own later entries; `committed` is the query's newest batch, if known."""
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
     for number, entry in noted.items():
@@ -416,7 +416,7 @@ def _check_files(folder: str, there: FileIO, files: _Files) -> None:
 
 
 def _files(there: FileIO, name: str) -> dict[str, object]:
-    return listed_by(SinkEntry(name, there.read(f"{LOG}/{name}")), there.url)
+    return listed_by(read_entry(there, name), there.url)
 
 
 def _some(paths: Sequence[str]) -> str:

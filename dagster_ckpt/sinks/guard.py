@@ -1,4 +1,4 @@
-"""Decides who owns a sink before it is changed: see "Ownership of sinks" in docs/internals.md."""
+"""Decide who owns a sink before it is changed: see "Ownership of sinks" in docs/internals.md."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    CONTINUE: It is at the query's batch.
-    ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
+    ROLL_BACK: It goes back to the query's batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
     """
 
@@ -71,17 +70,16 @@ class SinkFacts:
     Attributes:
         batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
-        ours: By the catalog, this stream wrote there last; `anothers`: another one did.
+        ours: The catalog says that this stream wrote there last; `anothers`: another one did.
         others_known: The catalog knows other folders to which this stream wrote last.
         noted: The snapshot names the sink.
         originals: It is the output of the stream that a fork or an import comes from.
         mapped: The start is not an import, or the import maps a sink to the folder.
-        last: Newest batch of its log.
         planned: Newest planned batch of the query, if known, read after the log.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot's timeline is abandoned: the log may have diverged since.
         has_log: It is a file sink. In another kind, only what its own stream wrote is undone.
-        former: An earlier execution of this stream wrote there, and a later one elsewhere.
+        former: This stream wrote there earlier, and then elsewhere.
     """
 
     start: Start
@@ -106,8 +104,6 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """`owner`: the other stream that wrote there last."""
-
     sink: Sink
     verdict: Verdict
     refusal: Refusal | None = None
@@ -207,7 +203,7 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # The batch in flight is decided separately; a running query may plan more.
+    # `in_flight.py` decides on the batch in flight; a running query may have planned more.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
@@ -229,7 +225,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """Those of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
+    """Sinks of the query about to start that can be rolled back; `is_seen`: the query itself names them."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool
@@ -241,7 +237,6 @@ class NamedSinks:
             return NamedSinks(tuple(distinct(known)), is_seen=False)
         sink = described_sink(output)
         if sink is None and output.place is None:
-            # The description names no place.
             same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
             return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
         return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)

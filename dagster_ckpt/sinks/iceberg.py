@@ -1,11 +1,11 @@
-"""Iceberg tables: what one remembers of a stream, how it is rolled back, and access through a session's catalogs.
+"""Iceberg tables: what they remember of a stream, and how they are rolled back.
 
-Only a Spark session with the table's catalog knows the current table. Another process, such as a command line,
-forecasts from the newest metadata file in the table's folder.
+Only a Spark session with the table's catalog knows the current table. Another process forecasts from the newest
+metadata file in the table's folder.
 
 A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
-a JDBC or Hive catalog by a conditional update, a REST catalog by `assert-ref-snapshot-id`. Iceberg's own procedures
-retry on the newest metadata, so they are not used.
+JDBC and Hive by a conditional update, REST by `assert-ref-snapshot-id`. Iceberg's own procedures retry on the newest
+metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class IcebergTable(TableSink):
         if self._folder is None:
             return ReadOfSink(why="the folder of the table is not known, and the position is")
         try:
-            # A thread that takes a snapshot asks no session.
+            # A thread that takes a snapshot must not use the session.
             return history_in_folder(open_file_io(self._folder)).read_up_to(found, own)
         except FileNotFoundError:
             return ReadOfSink(why="there is no such table any more, and the position is")
@@ -145,7 +145,6 @@ class IcebergTable(TableSink):
         if found.summary.get("operation") == "append" and found.parent is not None:
             reader = reader.option("start-snapshot-id", found.parent).option("end-snapshot-id", found.id)
         else:
-            # The first, or one that replaced all rows.
             reader = reader.option("versionAsOf", found.id)
         rows = asked.columns_of(reader.load(self.table))
         return BatchRows(rows, f"snapshot {found.id} of the Iceberg table {self.table}")
@@ -261,7 +260,7 @@ class IcebergTable(TableSink):
         return self.location or (self.table if _FOLDER.fullmatch(self.table) else None)
 
 
-# Other metadata, or no answer which.
+# The table has changed, or it is unknown whether it has.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
 
@@ -276,11 +275,6 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
-        """By its name in a catalog, such as `lake.db.orders`, or its folder.
-
-        Raises:
-            StorageAccessError: The session lacks Iceberg or this catalog, or the catalog does not answer.
-        """
         with _asking(name):
             table = _table_in_folder(session, name) if "/" in name else _table_of_catalog(session, name)
             return cls(session._jvm, table) if table is not None else None
@@ -291,23 +285,24 @@ class OpenIcebergTable:
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 
     def make_current(self, snapshot_id: int) -> bool:
-        """False if the table changed since it was opened."""
+        """Return False if the table changed since it was opened."""
         with _asking(self.name):
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """False if the table changed since it was opened."""
+        """Return False if the table changed since it was opened."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # Unstaged, it would commit on the newest metadata.
+            # Without staging, it would commit on the newest metadata.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()
             for snapshot in base.snapshots():
                 if snapshot.summary().get(mark) == staged:
-                    is_child = snapshot.parentId() == self.current_id == _id_of(base.currentSnapshot())
+                    parent = _id_of(self._base.currentSnapshot())
+                    is_child = snapshot.parentId() == parent == _id_of(base.currentSnapshot())
                     return is_child and self._move(base, snapshot.snapshotId())
             return False
 
@@ -315,10 +310,6 @@ class OpenIcebergTable:
         """Commit an empty snapshot with `mark` in its summary: earlier decisions can no longer be committed."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
-
-    @property
-    def current_id(self) -> int | None:
-        return _id_of(self._base.currentSnapshot())
 
     def _move(self, base: Any, snapshot_id: int) -> bool:
         updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, MAIN)

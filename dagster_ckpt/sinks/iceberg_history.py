@@ -1,4 +1,4 @@
-"""The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
+"""The snapshots of an Iceberg table, and to which of them it is rolled back. Works on values alone.
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
 that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So the query has a new id
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field
@@ -43,7 +44,7 @@ class IcebergSnapshot(BaseModel):
 
     @property
     def changes_rows(self) -> bool:
-        """A rewritten file or an empty commit changes none."""
+        """A rewritten file or an empty commit changes no rows."""
         if EMPTIED in self.summary or FENCE in self.summary:
             return False
         return self.summary.get("operation") != "replace" and self.summary.get("changed-partition-count") != "0"
@@ -54,9 +55,9 @@ class IcebergPlan:
     """What a roll-back would do to a table.
 
     Attributes:
-        snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
-        reaches_back: The remaining snapshots are sufficient to decide.
-        branch: The stream's; None for main. Not certain if not `reaches_back`.
+        snapshot_id: Snapshot to make current; None deletes all rows. Without `reaches_back`, the newest of the branch.
+        reaches_back: Whether the remaining snapshots are sufficient to decide.
+        branch: Branch of the stream; None for main. Not certain without `reaches_back`.
     """
 
     moves: bool = False
@@ -112,12 +113,8 @@ class IcebergHistory:
         # Java writes -1 where there is none.
         self._current = self._snapshots.get(current) if current is not None else None
 
-    @property
-    def current_id(self) -> int | None:
-        return self._current.id if self._current is not None else None
-
     def last_batch(self, query_id: str) -> int | None:
-        """On any timeline, even if undone since."""
+        """Return the newest batch of a query, even an undone one."""
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
         return max((batch for batch in batches if batch is not None), default=None)
 
@@ -135,7 +132,6 @@ class IcebergHistory:
                 if batch is not None:
                     newest.append(batch)
                     break
-                # Older snapshots have expired.
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
@@ -188,7 +184,7 @@ class IcebergHistory:
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
-        """The branch that alone has the stream's newest batch, and its commit time; None for main."""
+        """Return the branch (None: main) that alone has the stream's newest batch, and its commit time."""
 
         def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
             batches = (each for each in self._from(head) if each.batch_of(own) is not None)
@@ -206,14 +202,14 @@ class IcebergHistory:
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
         if batch_id < 0:
             return None
-        ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
-        kept = [each for each in ofquery if (each.batch_of(own) or 0) <= batch_id]
+        of_query = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
+        kept = [each for each in of_query if (each.batch_of(own) or 0) <= batch_id]
         if kept:
             here = {each.id for each in self._from(self._current)}
             # A batch undone by hand and run again is there twice.
             return max(kept, key=lambda each: (each.batch_of(own) or 0, each.id in here, each.at_ms))
         # The query got a new id after that batch.
-        first = min(ofquery, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
+        first = min(of_query, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
         start = self._current if first is None else self._parent(first)
         for each in self._from(start):
             batch = each.batch_of(own)
@@ -277,23 +273,22 @@ def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
 
 
 def history_in(text: str | bytes, where: str) -> IcebergHistory:
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
-        metadata = _Metadata.model_validate_json(text)
-        return metadata.history()
+    with _reading(where):
+        return _Metadata.model_validate_json(text).history()
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
-    """The newest metadata file is certain to be the current one only in a Hadoop table.
-
-    Raises:
-        FileNotFoundError: The folder contains no Iceberg metadata.
-    """
+    """Read the newest metadata file, which is certainly the current one only in a Hadoop table."""
     matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
     if not matches:
         raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")
     name = max(matches, key=lambda match: int(match[1]))[0]
     data = table.read(f"{METADATA_FOLDER}/{name}")
     where = f"{table.url}/{METADATA_FOLDER}/{name}"
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
+    with _reading(where):
         text = inflated(data, _GZIP) if ".gz" in name else data
     return history_in(text, where)
+
+
+def _reading(where: str) -> AbstractContextManager[None]:
+    return reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first."))

@@ -1,4 +1,4 @@
-"""Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
+"""Decide what happens to the batch in flight, from what each sink remembers of it.
 
 See "The batch in flight" in docs/internals.md. Checkpoint format v2 identifies state by ids that only the missing
 commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -31,7 +32,7 @@ class InFlight(StrEnum):
 
     SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
-    REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
+    REFUSE: As ROLL_BACK, but the sink cannot go back.
     FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
     """
 
@@ -47,9 +48,8 @@ class Unfinished:
     """What a live directory has of the batch in flight.
 
     Attributes:
-        planned: The offsets of the next batch exist: exactly it is run again.
+        planned: The offsets of the next batch exist, so exactly this batch is run again.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: The complete state after the next batch.
     """
 
     batch_id: int = BEFORE_THE_FIRST_BATCH
@@ -70,8 +70,6 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
-    """`batch_id` is the committed batch."""
-
     sink: Sink
     batch_id: int
     what: InFlight
@@ -118,12 +116,10 @@ def unfinished(live: LiveDirectory) -> Unfinished:
     is_there = False
     if planned:
         offsets, query_id = read_offset_entry(folder, batch_id + 1), read_metadata(folder).id
-        try:
+        # Other checks report a damaged directory.
+        with suppress(LiveDirectoryError, FileNotFoundError):
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
-        except (LiveDirectoryError, FileNotFoundError):
-            # Whether the directory is intact is checked elsewhere.
-            is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
 
@@ -148,9 +144,10 @@ def settle_in_flight(
     query_ids: Collection[str] = (),
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
-    """Roll back the sinks that would skip a batch whose state is missing; returns them. Repeatable if interrupted.
+    """Roll back and return the sinks that would skip a batch whose state is missing. Repeatable if interrupted.
 
-    `query_ids` are those of the stream so far; `before_roll_back` gets the batch to which a sink goes back.
+    Args:
+        before_roll_back: Called with the batch to which a sink is about to go back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
@@ -166,7 +163,7 @@ def settle_in_flight(
 
 
 def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
-    """RowsAtRiskError if a sink would skip a batch whose state is missing, and cannot be rolled back."""
+    """Raise RowsAtRiskError if a sink would skip a batch without its state, and cannot be rolled back."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
     forecasts = [each.forecast() for each in found if each.what in stops]
@@ -196,13 +193,13 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
 
 
 def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
-    # A running query plans before it writes.
+    # A query plans each batch before it writes it.
     planned = live.positions().offset
     return planned is None or batch_id > planned
 
 
 def _asks_the_sink(at: Unfinished) -> bool:
-    """If the state is available, an unreadable table prevents no start."""
+    """Whether the sink matters: where state is available, an unreadable table must not prevent a start."""
     return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED
 
 
@@ -213,11 +210,10 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """For sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+    """What a query guarantees if its sources repeat the same rows for the same offsets (files, Kafka, rate; no socket).
 
     Attributes:
-        state: Also for its position in the input.
-        unaligned: A snapshot may include the batch in flight, so that exactly it is replayed.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is replayed.
     """
 
     mode: ExecutionMode
@@ -272,7 +268,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
     unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
-    # The user may let the sink get the batch twice.
+    # Unaligned all the same: the user may accept that the sink gets the batch twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 

@@ -1,10 +1,7 @@
-"""Finds the kind of a sink by Spark's name for it.
+"""Find the kind of a sink by Spark's name for it.
 
 Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
 `ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
-
-In a snapshot's properties, `sinks` lists what the snapshot has captured, and `other_sinks` names the sinks that have no
-log to capture. Nothing else reads these.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ class ForeachSink(Sink):
 
 
 class NamedTable(Sink):
-    """Known by its name in a catalog only: its forecast is the worst of the possible formats."""
+    """A table known only by its name in a catalog: the worst of the possible formats is forecast."""
 
     names = re.compile(r"(?P<place>[\w`-]+(?:\.[\w`-]+)+)")
 
@@ -98,7 +95,7 @@ class HudiOrPaimonTable(Sink):
     advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
 
 
-# Before the general form of a table name.
+# The last pattern is the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,
@@ -118,7 +115,7 @@ _registered: list[type[Sink]] = []
 
 
 def register_sink(kind: type[Sink]) -> type[Sink]:
-    """Teach the package a kind of sink. Can be used as a decorator.
+    """Register a kind of sink. Can be used as a decorator.
 
     The kind registered last is asked first, the built-in kinds last. Register it where the streams are defined, so that
     every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
@@ -141,7 +138,6 @@ def _identity(kind: type[Sink]) -> tuple[str, str]:
 
 
 def sink_of(name: str) -> Sink:
-    """By `sink.description` of the progress; an unknown one is a plain `Sink`."""
     found = (kind.of(name) for kind in (*_registered, *_BUILT_IN))
     return next((sink for sink in found if sink is not None), Sink(name))
 
@@ -192,7 +188,6 @@ def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[Sink
 
 
 def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
-    """Bare names, even if the snapshot does not name its sinks."""
     entries = _files(store, location).items()
     return {bare(file) for path, data in entries for file in listed(data, f"{location}/{path}")}
 

@@ -1,7 +1,7 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
-A query that goes back plans its batches again, so the same number can stand for other rows. Sinks identify a batch by
-its number: some for any query (the file sink), some with the query's id (Delta, Iceberg), some not at all.
+A query that goes back plans its batches again, so a number can stand for other rows. Some sinks identify a batch by its
+number alone (the file sink), some also by the query's id (Delta, Iceberg), some not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class OnRepeat(StrEnum):
     """What a sink does with a batch of its query that it already has.
 
-    SKIPS: Does not run it: its rows are there once, and no state is written for it.
+    SKIPS: Does not run it: its rows are there once, and its state is not written.
     RUNS: Runs it again; its rows are there once.
     REPEATS: Writes its rows twice.
     """
@@ -44,12 +44,12 @@ class SinkEffect(StrEnum):
     SKIP: As EXACT, because the sink skips batches that it has.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
-    UNKNOWN: Cannot be told from here.
+    UNKNOWN: The effect cannot be determined from here.
     UNREACHABLE: The sink did not answer: the start fails and can be retried.
     IRREVERSIBLE: The sink would have to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there.
     STARTS: The query has not written there before.
-    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be twice.
+    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be there twice.
     REFUSED: The sink belongs to another query, or is not at the query's batch.
     """
 
@@ -68,7 +68,7 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """How the rows of a sink fare, why, and how to make it exact."""
+    """What a start does to a sink, why, and how to make it exact."""
 
     sink: str
     effect: SinkEffect
@@ -78,7 +78,7 @@ class SinkForecast:
 
 @dataclass(frozen=True)
 class Replay:
-    """The replay that the sinks will see.
+    """A replay of batches that is about to reach the sinks.
 
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
@@ -98,7 +98,6 @@ class Replay:
 
     @property
     def back(self) -> RollBack:
-        """For a sink without a log in a snapshot."""
         return RollBack(
             self.to_batch,
             query_id=self.query_id,
@@ -115,9 +114,9 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
-        may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
-            batches again.
-        accepts_loss: Loss was accepted: a table of which it is unknown what to undo stays as it is.
+        may_repeat: Whether a new query id was requested: a table with later writes of others stays as it is, and gets
+            the batches again.
+        accepts_loss: Whether a table stays as it is if it is unknown what to undo.
     """
 
     batch_id: int
@@ -154,8 +153,8 @@ class ReadOfSink:
 
     Attributes:
         batch: The newest batch of the stream that was read; None if none was.
-        undone: Batches that were read and that a roll-back has undone since.
-        why: Why that is not known, as a subject and its verb.
+        undone: Number of batches that were read and that a roll-back has undone since.
+        why: Why that is unknown, as a clause that ends with "is".
     """
 
     batch: int | None = None
@@ -168,8 +167,8 @@ class AskedBatch:
     """A batch whose rows are looked for in a sink.
 
     Attributes:
-        like: The rows that a replay of the batch gave.
-        output_format: Of the writer, such as `parquet`; `options` are its own.
+        like: The rows that a replay of the batch produced.
+        output_format: Format of the query's writer, such as `parquet`; `options` are of that writer.
         scratch: Folder that the sink may write to; deleted afterwards.
     """
 
@@ -182,7 +181,7 @@ class AskedBatch:
     scratch: str
 
     def columns_of(self, rows: DataFrame) -> DataFrame:
-        """Other columns of a table say nothing about the batch."""
+        """Select the batch's columns, without others that a table has."""
         return rows.select(*(quoted(name) for name in self.like.columns if name in rows.columns))
 
 
@@ -191,9 +190,9 @@ class BatchRows:
     """The rows that a sink has of a batch.
 
     Attributes:
-        rows: With the columns of the replay; None if the sink cannot tell, for the reason in `says`.
-        says: Where they are, such as a version of a table.
-        replayed: The rows of the replay as the sink would store them, if it stores others, such as rounded times.
+        rows: Rows with the columns of the replay; None if the sink cannot tell, for the reason in `says`.
+        says: Where the rows are, such as a version of a table.
+        replayed: The rows of the replay as the sink would store them, if it changes them, such as by rounding.
     """
 
     rows: DataFrame | None
@@ -209,13 +208,12 @@ class Sink:
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
-        is_proven: Whether a test with the real sink shows that.
-        rolls_back: Whether `roll_back` brings it back to an earlier batch.
+        is_proven: Whether a test with the real sink shows `on_repeat`.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
         has_parts: Whether a batch is several writes: it may know a batch without having all rows.
         remembers_undone: Whether it still skips an undone batch of the same query id: the query needs a new one after a
             roll-back.
-        effect: Of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
+        effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
     """
 
     noun: ClassVar[str] = "sink"
@@ -238,7 +236,7 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, by default by `names`; None for another kind.
+        """Return the sink of this kind with a name, by default by `names`; None for another kind.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
@@ -249,7 +247,7 @@ class Sink:
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """The name that Spark will report for a described query; None for another kind of sink."""
+        """Return the name that Spark will report for a described query; None for another kind of sink."""
         return None
 
     @property
@@ -268,46 +266,43 @@ class Sink:
         return any(self.is_same(other) for other in others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """What is now at its place; None if it has no identity, or if that cannot be told from here.
+        """Look up what is now at its place; None if it has no identity, or if this process cannot know.
 
-        Without `query_ids`, no batch is looked for. StorageAccessError if the place cannot be reached.
+        Without `query_ids`, no batch is looked for. Raises StorageAccessError if the place cannot be reached.
         """
         return None
 
     def read_up_to(
         self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool, note: bytes | None = None
     ) -> ReadOfSink | None:
-        """How far a streaming source of it has read; None if its offsets do not show that. Reads files only.
+        """Return how far a streaming source has read the sink; None if the source's offsets do not show that.
+
+        Must not use a Spark session, since a thread that takes a snapshot asks.
 
         Args:
-            offset: Of the source, as Spark logs it.
             own: All ids that the query of the writing stream has had, the present one last.
-            options: Of the source, in lower case.
-            rewound: Whether that stream ever went back.
+            options: Options of the source, in lower case.
             note: What a start noted beside the source's log: parts of the sink that it skipped.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
         """
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch that readers see after a roll-back; None if unchanged or unknown."""
+        """Return the newest batch that readers see after a roll-back; None if unchanged or unknown."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of a query that it has; None also without a memory of batches."""
+        """Return the newest batch that it has of a query; None if none, or if it remembers no batches."""
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it; None for nothing."""
+        """Return what a snapshot needs to roll the sink back; None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing."""
+        """Forecast, without changing anything, what it does with the batches after `replay.to_batch`."""
         if not self.rolls_back:
             return self.told(self.effect, self.reason, self.advice)
         try:
@@ -322,7 +317,7 @@ class Sink:
         )
 
     def check_roll_back(self, to: RollBack) -> None:
-        """Raise a SinkRollbackError before anything is changed, if the roll-back is known to be impossible."""
+        """Raise SinkRollbackError, before anything is changed, if the roll-back is known to be impossible."""
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
         """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.
@@ -336,7 +331,7 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
-        """The rows that it has of a batch. Changes nothing."""
+        """Return the rows that it has of a batch, without changing anything."""
         return BatchRows(None, f"the {self.noun} does not record which rows a batch wrote")
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
@@ -345,7 +340,6 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """`sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -358,7 +352,6 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """`sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

@@ -12,7 +12,7 @@ from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 
-# Others, such as OPTIMIZE, may commit between plan and commit.
+# Other writers, such as OPTIMIZE, may commit between `plan` and `commit`.
 _ATTEMPTS = 10
 _AGAIN = "The table is not rolled back. It does not know the new query id, so it accepts the rewound batches again."
 
@@ -29,10 +29,11 @@ class NoSessionError(SinkRollbackError):
 class Obstacle:
     """Why a table cannot be rolled back.
 
-    Its effect is LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
+    The effect is LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can
+    decide.
 
     Attributes:
-        may_stay: Under a new query id, the table keeps its rows and gets the batches again.
+        may_stay: Whether the table keeps its rows and gets the batches again under a new query id.
     """
 
     effect: SinkEffect
@@ -46,8 +47,9 @@ class TablePlan:
     """What a roll-back to a batch would do to a table.
 
     Attributes:
-        how: Begins a sentence, such as "The table is restored to version 3".
-        command: For a person to do the same; may be empty.
+        moves: Whether there is anything to undo.
+        how: Beginning of a sentence, such as "The table is restored to version 3".
+        command: Command with which a person does the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
         basis: What `commit` needs, such as the table's version at the time.
     """
@@ -61,8 +63,6 @@ class TablePlan:
 
 
 class Step(StrEnum):
-    """What a start does to a table; REFUSE: the query is not started."""
-
     LEAVE = "LEAVE"
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"
@@ -77,7 +77,7 @@ class TableVerdict:
 
 
 def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
-    """Decide what a start does to a table; without a plan, there is none. Pure."""
+    """Decide, from values alone, what a start does to a table; `plan` is None if there is no such table."""
     if plan is None and to.batch_id < 0:
         return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
     if plan is None:
@@ -135,7 +135,7 @@ class TableSink(Sink):
     rolls_back = True
 
     def plan(self, to: RollBack) -> TablePlan | None:
-        """What a roll-back would do; None if there is no table. Changes nothing.
+        """Return what a roll-back would do, without changing anything; None if there is no table.
 
         Raises:
             StorageAccessError: The table cannot be reached.
@@ -145,7 +145,7 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
 
     def commit(self, plan: TablePlan) -> None:
-        """Do what was planned, if possible in one commit that fails if the table was changed since.
+        """Carry out a plan, if possible in one commit that fails if the table was changed since.
 
         Raises:
             VersionTakenError: The table was changed since.
@@ -153,16 +153,17 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
     def fence(self, plan: TablePlan) -> None:
-        """Where nothing is undone: make what a former holder of the lease has planned fail. Raises as `commit`."""
+        """Make what a former lease holder has planned fail, where nothing is undone. Raises as `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
-        """What `plan` will probably say, where a forecast needs less than a roll-back."""
+        """Return what `plan` will probably return, where a forecast needs less than a roll-back."""
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:
+        to = replay.back
         try:
             with self._answering():
-                found = verdict(self.foresee(replay.back), replay.back)
+                found = verdict(self.foresee(to), to)
         except StorageAccessError as error:
             return self.told(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:
@@ -182,14 +183,13 @@ class TableSink(Sink):
         self._refuse(verdict(found, to))
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """Plan, check and commit, again after `VersionTakenError`. Repeated, it finds nothing to undo.
+        """Plan, check and commit, again after `VersionTakenError`; a repeated call finds nothing to undo.
 
-        The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
-        the plan, and this commit fails. A table with nothing to undo is fenced, so that a former holder's plan fails
-        too.
+        The lease is checked between plan and commit, so that a successor's commits come after the plan and make this
+        commit fail. A table with nothing to undo is fenced, so that a former holder's plan fails too.
         """
         if not to.roll_back_tables:
-            # A person did it, or it is refused.
+            # A person has rolled it back, or the start is refused.
             self.check_roll_back(to)
             return
         taken: VersionTakenError | None = None
@@ -197,7 +197,7 @@ class TableSink(Sink):
             plan = self.plan(to)
             if plan is None:
                 return
-            # A successor's writes are no reason to refuse.
+            # Before the verdict, which must not blame a successor's writes.
             with still_mine():
                 pass
             found = verdict(plan, to)

@@ -1,4 +1,4 @@
-"""What two states of a query differ in, row by row.
+"""Compare two states of a query row by row.
 
 Rows are matched by keys: a copy in other partitions or another backend does not differ.
 """
@@ -31,7 +31,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class StateDifference:
-    """What one state differs in.
+    """The rows in which one state differs.
 
     Attributes:
         rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows` (1 except
@@ -119,7 +119,6 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
     from pyspark.sql import functions as F
 
     old, new = _marked(before, "b"), _marked(after, "a")
-    # Prefixed: both sides may read the same files.
     joined = old.join(new, _all_equal(before.identity), "full_outer")
     kinds = (old.schema[f"b_{VALUE}"].dataType, new.schema[f"a_{VALUE}"].dataType)
     values = [comparable(F.col(f"{side}_{VALUE}"), kind) for side, kind in zip("ba", kinds, strict=True)]
@@ -174,7 +173,7 @@ def _all_equal(identity: Sequence[str]) -> Column:
 
 
 def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -> bool:
-    # Nullability may change by upgrades.
+    # An upgrade may change nullability, which is not compared.
     def types(frame: StateFrame) -> list[str]:
         return [frame.content.schema[column].dataType.simpleString() for column in columns]
 
@@ -182,7 +181,7 @@ def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """Comparable and hashable, as maps, intervals and variants are not."""
+    """Convert a column to a type that can be compared and hashed, unlike maps, intervals and variants."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 

@@ -72,7 +72,7 @@ class StateEdit:
 
 @dataclass(frozen=True)
 class PlannedEdit:
-    """An edit checked against its state; the keys of the `skipped` states lack the columns of `forget`."""
+    """An edit checked against its state; keys of the `skipped` states lack the columns of `forget`."""
 
     edit: StateEdit
     reader: StateReader
@@ -112,13 +112,6 @@ class PlannedEdit:
 
 @dataclass(frozen=True)
 class EditedRows:
-    """A directory whose state was edited.
-
-    Attributes:
-        changes: Of each state that the edits name.
-        skipped: States whose keys do not have the columns of the condition; they are unchanged.
-    """
-
     rewrite_id: str
     batch_id: int
     changes: Mapping[StateName, Mapping[Change, int]]
@@ -149,11 +142,6 @@ def edit_rows(
 ) -> EditedRows:
     """Edit the state after the newest batch of a directory, in a new directory, which is deleted on any error.
 
-    A Spark without `StateRewriter` lets another one do it: see `rewriter.py`.
-
-    Args:
-        edits: The last one decides about a row.
-
     Raises:
         StateRewriteError: An edit does not fit the state, or something else changed.
         UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.
@@ -165,7 +153,6 @@ def edit_rows(
         return _edit_elsewhere(other, spark, state, target, edits, watch=watch, report=report)
     with readable(source, watch) as described:
         before = StateReader(spark, described, state.batch_id)
-        # Check all before the first is carried out.
         planned = [plan_edit(edit, before) for edit in edits]
 
         def change(store: StateStoreName, rows: DataFrame) -> DataFrame:
@@ -191,7 +178,6 @@ def edit_rows(
 def _checked(
     planned: Sequence[PlannedEdit], before: StateReader, after: StateReader, progress: JobProgress
 ) -> dict[StateName, Mapping[Change, int]]:
-    """Prove that nothing else changed."""
     edited = {name for edit in planned for name in edit.states}
     changes = {}
     for difference in differences(before, after, paired(before.states, after.states)):
@@ -331,7 +317,7 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """Null counts as not met."""
+    """Keep the rows that do not meet the condition, for which it is null or false."""
     from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)
@@ -343,7 +329,7 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
-    # Without an alias, a condition would find columns below, such as `value`.
+    # Without an alias, a condition would find columns of `rows`, such as `value`.
     return rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*")).alias("__rows")
 
 
@@ -391,7 +377,7 @@ def _partition_key(rows: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
-    # Rows of a file may all be null.
+    # Every column that is read from a file is nullable.
     return F.struct(*fields).cast(_nullable(rows.schema[PARTITION_KEY].dataType)).alias(PARTITION_KEY)
 
 

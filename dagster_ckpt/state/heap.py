@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# The only codec of which Spark writes checksums.
+# The only codec whose files contain checksums.
 HEAP_CODEC = "lz4"
 _WORD = 8
 _LENGTH = struct.Struct(">i")
@@ -44,8 +45,6 @@ _END = _LENGTH.pack(-1)
 
 @dataclass(frozen=True)
 class HeapStore:
-    """One store of one operator, at a version, with the codec of its files; tasks receive it."""
-
     folder: FileIO
     operator: int
     store: str
@@ -53,12 +52,12 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """Columns `key_bytes` and `value_bytes`, each row in its partition of the state."""
+        """Read `key_bytes` and `value_bytes`, each row in its partition of the state."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """One snapshot of each partition, from rows like those of `rows`; returns their number."""
+        """Write a snapshot of each partition from rows like those of `rows`; returns their number."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 
@@ -69,7 +68,6 @@ class HeapStore:
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
             with reading(refuse):
                 data = self.folder.read(file.source)
-                # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
                 for key, value in _records(Pieces(_plain(data, self.codec))):
@@ -96,7 +94,7 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
     for batch in batches:
         for partition in batch.column(0).to_pylist():
             rows = iter(store.read(partition).items())
-            while some := [row for _, row in zip(range(_ROWS_A_BATCH), rows, strict=False)]:
+            while some := list(islice(rows, _ROWS_A_BATCH)):
                 columns = [pa.array([row[at] for row in some], pa.binary()) for at in (0, 1)]
                 yield pa.RecordBatch.from_arrays(columns, names=["key_bytes", "value_bytes"])
 
@@ -117,7 +115,7 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
                 yield key.as_py(), value.as_py()
 
     path = f"{store_directory(store.operator, context.partitionId(), store.store)}/{store.version}.snapshot"
-    # A second attempt writes the same.
+    # A second attempt of the task writes the same bytes.
     store.folder.write(path, write_blocks(heap_snapshot(rows())))
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 

@@ -31,11 +31,11 @@ class StateMigration:
     code.
 
     Attributes:
-        operator: Of the new code, as `dagster-ckpt check` lists it: its number, or its name, such as `aggregation by
-            country`.
-        using: Gets the rows of the former operator, with the columns `key` and `value` as `StreamState.rows` has them,
-            or None if there was none. Returns the rows of the new one, with the same columns; fields are taken by
-            position. A total needs no `key`, a `dropDuplicates` no `value`.
+        operator: Number or name of the operator in the new code, as `dagster-ckpt check` lists it, such as
+            `aggregation by country`.
+        using: Function that gets the rows of the former operator, with the columns `key` and `value` as
+            `StreamState.rows` has them, or None if there was none. It returns the rows of the new one, with the same
+            columns; fields are taken by position. A total needs no `key`, a `dropDuplicates` no `value`.
         former: Number or name of the former operator whose rows it gets; default: the one in the same place.
 
     Example:
@@ -78,11 +78,7 @@ def write_ruled_rows(
     place: LiveDirectory,
     watch: Watch,
 ) -> int:
-    """Write the rows that a rule gives to Parquet files, as `RowChange` returns rows; returns their number.
-
-    Args:
-        watch: Called several times a second; an exception cancels the Spark jobs.
-    """
+    """Write a rule's rows to Parquet files, as `RowChange` returns rows; returns their number."""
     _refuse_other_stores(ruled, made)
     what = f"state of {ruled}"
     return in_job_group(spark.sparkContext, what, partial(_write, spark, ruled, source, place), watch)
@@ -136,7 +132,7 @@ def _as_bytes(ruled: RuledOperator, rows: Any) -> DataFrame:
         if given is None or _unnamed(given) != _unnamed(kind):
             what = "is missing" if given is None else f"is {given.simpleString()}"
             raise _refused(ruled, f"the column {name} of its rows {what}, but the operator keeps {kind.simpleString()}")
-        # Fields may have the same name.
+        # Cast to unnamed fields, since several may have the same name.
         found[name] = F.col(name).cast(_unnamed(kind))
         encoded.append(encoder(_unnamed(kind), f"{name} of {ruled}")(plain(found[name], _unnamed(kind))))
     names = (KEY_BYTES, VALUE_BYTES)

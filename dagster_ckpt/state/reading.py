@@ -71,7 +71,7 @@ class StateName:
 
 @dataclass(frozen=True)
 class StateFrame:
-    """Columns `key`, `value` and `partition`, and `map_key` for a map."""
+    """The rows of a state: columns `key`, `value` and `partition`, and `map_key` for a map."""
 
     name: StateName
     kind: StateKind
@@ -79,7 +79,6 @@ class StateFrame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that tell rows apart; for a join side and timers all but the partition."""
         if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
             return (KEY, VALUE)
         return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)
@@ -89,7 +88,6 @@ class StateFrame:
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
-        """An SQL condition on fields of the key by name, or on the columns of `rows`."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F
 
@@ -107,7 +105,7 @@ class StateFrame:
 
     @property
     def key_fields(self) -> tuple[str, ...]:
-        """Those of a join are `field0`, `field1` and so on."""
+        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
         from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType
@@ -126,8 +124,7 @@ class StateRows:
 class StateReader:
     """The state of a query after a committed batch, in a directory in which no query runs.
 
-    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State of another
-    checkpoint format gets a session of its own.
+    Frames are lazy: until they are computed, the directory must exist where the executors reach it.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
@@ -165,7 +162,7 @@ class StateReader:
     def frame(self, name: StateName) -> StateFrame:
         rows = self._load(name.operator_id, name.options, str(name))
         if "list_element" in rows.columns:
-            # Flattened, the order would be lost.
+            # A flattened list would lose its order.
             rows = self._load(name.operator_id, {**name.options, "flattenCollectionTypes": "false"}, str(name))
             return _frame(name, StateKind.LIST, rows, {KEY: "key", VALUE: "list_value"})
         if "user_map_key" in rows.columns:
@@ -208,14 +205,14 @@ class StateReader:
 
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
-    """Readers take the checkpoint format from the session, also when computing."""
+    """Readers take the checkpoint format from their session, even while they compute."""
     if spark.conf.get(STATE_FORMAT, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
 
 def session_like(spark: SparkSession, format_version: str) -> SparkSession:
-    """For a checkpoint format; a condition means the same as in the caller's session."""
+    """Return a session for a checkpoint format, in which a condition means the same as in the caller's."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
@@ -225,7 +222,6 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
 
 
 def require_state_reader(spark: SparkSession) -> SparkRelease:
-    """The release of a session that can read state; prepares its application for it."""
     release = release_of(spark.version)
     release.require(Feature.STATE_READER, "Reading state")
     # Starts the coordinator of state stores, without which none can be loaded.
@@ -264,7 +260,10 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def _built_again(column: str, kind: DataType) -> Column:
-    """Without fields that its type lacks: Spark 4.0's reader of joins gives them, and comparisons of bytes see them."""
+    """Drop fields that the type of a struct lacks.
+
+    Spark 4.0's reader of joins returns such, and comparisons of bytes see them.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -275,7 +274,7 @@ def _built_again(column: str, kind: DataType) -> Column:
 
 
 def storable(rows: DataFrame) -> DataFrame:
-    """As Parquet can store it: nulls without a type and structs without a field, such as no key, become text."""
+    """Turn what Parquet cannot store, nulls without a type and structs without a field, into text."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -287,7 +286,7 @@ def storable(rows: DataFrame) -> DataFrame:
 
 
 def unstored(rows: DataFrame, kinds: Mapping[str, DataType]) -> DataFrame:
-    """The reverse: columns that `storable` has given a type get theirs of before."""
+    """Reverse `storable`."""
     from pyspark.sql import functions as F
 
     columns = []

@@ -1,13 +1,10 @@
-"""Who rewrites state: Spark's `StateRewriter` (4.2.1 and 4.3.0) in this session, or another Spark in a child process.
-
-`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame and returns
-rows of the source, which may have another shape.
+"""Let Spark's `StateRewriter` (4.2.1 and 4.3.0) rewrite state, in this session or a child process with another Spark.
 
 For a query of 3.5, 4.0, 4.1 or Spark Connect, another Spark rewrites: this Python with another PySpark, or another
 interpreter. The child ends with this process, because a successor may own the stream by then.
 
 The child edits state too, and reads it for a session whose Spark has no reader of it (3.5, and 4.0 for format v2): it
-writes the rows as Parquet, which the session reads.
+writes the rows as Parquet.
 """
 
 from __future__ import annotations
@@ -69,7 +66,10 @@ def require_rewriter(spark: SparkSession) -> None:
 
 
 class _RowsForSpark:
-    """A `scala.Function1` that returns the rows of each store; `error` keeps what Spark does not report."""
+    """A `scala.Function1` that returns the rows of each store, instead of those that Spark offers.
+
+    `error` keeps what Spark does not report.
+    """
 
     def __init__(self, rows_of: RowsOf, writing: SparkSession) -> None:
         self._rows_of = rows_of
@@ -93,7 +93,7 @@ class _RowsForSpark:
         rows = self._rows_of(int(named[1]), named[2])
         if rows._jdf.schema().equals(offered.schema()):
             return rows._jdf
-        # Nullability must match, of which internal rows say nothing. Heap state lacks the partition key, which is no
+        # Nullability must match, and internal rows say nothing of it. Heap state lacks the partition key, which is no
         # longer read.
         columns = [rows[name] if name in rows.columns else _null(offered, name) for name in offered.columns()]
         plain = rows.select(*columns)._jdf.queryExecution().toRdd()
@@ -116,10 +116,7 @@ def _null(offered: Any, column: str) -> Column:
 def run_rewriter(
     spark: SparkSession, target: LiveDirectory, batch_id: int, shape: StateShape, rows_of: RowsOf
 ) -> StateIds:
-    """Let Spark write the state of every operator into a directory that has everything else; blocks.
-
-    Returns the unique ids of the state, in checkpoint format v2.
-    """
+    """Let Spark write all state into a directory that has everything else; returns its unique ids (format v2)."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import ensure_callback_server_started
@@ -172,7 +169,7 @@ def _arities(spark: SparkSession) -> list[int]:
 
 VARIABLE = "DAGSTER_CKPT_REWRITER"
 _POLL_S = 0.2
-# The child keeps these of the session's settings: they concern files and their formats.
+# Settings that concern files and their formats.
 _PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
 _ERRORS = {each.__name__: each for each in (OptionError, UnsupportedSparkError)}
 _OF_ANOTHER_SPARK = ("SPARK_HOME", "PYSPARK_", "SPARK_CONNECT_", "_PYSPARK_")
@@ -190,7 +187,7 @@ class Rewriter:
 
     @staticmethod
     def find() -> Rewriter | None:
-        """The one that `DAGSTER_CKPT_REWRITER` names, else the installed one; None if there is neither."""
+        """Return the one that `DAGSTER_CKPT_REWRITER` names, else the installed one; None if there is neither."""
         named = os.environ.get(VARIABLE)
         place = Path(named) if named else installed_place()
         return Rewriter(place) if named or place.is_dir() else None
@@ -203,7 +200,6 @@ class Rewriter:
         return str(self.place) if self.place.is_file() else sys.executable
 
     def environment(self) -> dict[str, str]:
-        """Without what names the Spark of this process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_ANOTHER_SPARK)}
         paths = [str(self.place)] if self.place.is_dir() else []
         root = Path(__file__).parents[2]
@@ -223,14 +219,13 @@ def installed_place() -> Path:
 
 
 def install_rewriter(report: Callable[[str], None]) -> Path:
-    """With pip, into the folder of the rewriter, whose content is replaced; StateRewriteError if pip fails."""
     place = installed_place()
     place.parent.mkdir(parents=True, exist_ok=True)
     release = next(each for each in reversed(RELEASES) if each.has(Feature.STATE_REWRITER))
     wanted = f"pyspark=={release.minor}.*"
     report(f"installing {wanted} into {place}")
     with TemporaryDirectory(dir=place.parent) as folder:
-        # Half a PySpark would be found and fail in each rewrite: it gets its name when it is whole.
+        # Renamed when it is whole: half a PySpark would be found and fail in each rewrite.
         whole = Path(folder) / place.name
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(whole), wanted]
         done = subprocess.run(pip, check=False, capture_output=True, text=True)
@@ -246,7 +241,7 @@ def install_rewriter(report: Callable[[str], None]) -> Path:
 
 
 def rewriter_for(spark: SparkSession) -> Rewriter | None:
-    """Another Spark, or None for the session itself; UnsupportedSparkError if neither can."""
+    """Return another Spark, or None for the session itself; UnsupportedSparkError if neither can."""
     if release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark):
         require_rewriter(spark)
         return None
@@ -264,7 +259,7 @@ def rewriter_for(spark: SparkSession) -> Rewriter | None:
 
 @dataclass(frozen=True)
 class OrderedEdit:
-    """A `StateEdit` for another Spark; `rows` are Parquet files."""
+    """A `StateEdit` for another Spark, with `rows` as Parquet files."""
 
     operator: int | str | None
     forget: str | None
@@ -293,11 +288,8 @@ def rewrite_elsewhere(
 ) -> Mapping[str, Any]:
     """Let the rewriter fill a new directory, which is deleted on any error; returns its answer.
 
-    One that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark would
-    need other jars for the same object store.
-
-    Args:
-        spark: The session of the query.
+    A directory that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark
+    would need other jars for the same object store.
     """
     settings = settings_of(spark)
     try:
@@ -338,7 +330,7 @@ def _let_session_read(spark: SparkSession, rewritten: LiveDirectory, shape: Stat
     if is_classic_session(spark):
         session = state_session(spark, shape)
         with active_in_thread(session):
-            # Fixed by the first use in a JVM: perhaps by this one, as by the query then.
+            # The first use in a JVM fixes it, which may be this one.
             jvm: Any = session._jvm
             version = int(jvm.org.apache.spark.sql.execution.streaming.state.RocksDBCheckpointMetadata.VERSION())
     give_snapshots_version(rewritten, version, watch)
@@ -355,7 +347,7 @@ def _near(files: LiveDirectory, place: str) -> LiveDirectory:
 def settings_of(spark: SparkSession) -> dict[str, str]:
     found = {row.key: row.value for row in spark.sql("SET").collect()}
     passed_on = {name: str(value) for name, value in found.items() if name.startswith(_PASSED_ON)}
-    # Their defaults depend on the version.
+    # Their defaults depend on the version of Spark.
     return passed_on | {name: str(spark.conf.get(name)) for name in OF_CONDITIONS}
 
 
@@ -381,7 +373,6 @@ def _order(
 def ask(
     rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Let the rewriter carry out an order; returns its last answer."""
     with _child(rewriter, order) as (process, answers):
         while True:
             watch()
@@ -417,7 +408,7 @@ def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen
 
 
 def start_child(rewriter: Rewriter) -> tuple[subprocess.Popen[str], SimpleQueue[Any]]:
-    """The process, and its answers with None at the end."""
+    """Return the rewriter's process, and its answers with None at the end."""
     process = subprocess.Popen(
         rewriter.command(),
         env=rewriter.environment(),
@@ -445,15 +436,13 @@ def start_child(rewriter: Rewriter) -> tuple[subprocess.Popen[str], SimpleQueue[
 
 def give_order(process: subprocess.Popen[str], order: object) -> None:
     assert process.stdin is not None
-    # The caller notices that it has ended.
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
 
 
 def end_child(process: subprocess.Popen[str]) -> None:
-    """Let the child end, and its JVM with it: nothing may write into a directory that is deleted next."""
-    # The group: its JVM too.
+    """End the child and its JVM: nothing may write into a directory that is deleted next."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -468,15 +457,13 @@ _ADVICE = "A newer Spark reads it for this one: run `dagster-ckpt rewriter insta
 
 @dataclass(frozen=True)
 class _StoredFrame:
-    """Rows of a state as Parquet files, which keep no nulls without a type."""
-
     kind: StateKind
     place: str
     schema: StructType
 
 
 class StateElsewhere(StateReader):
-    """From Parquet files; their folder must exist while frames are computed."""
+    """State in Parquet files, whose folder must exist while frames are computed."""
 
     def __init__(
         self, spark: SparkSession, live: LiveDirectory, batch_id: int, places: Mapping[StateName, _StoredFrame]
@@ -498,10 +485,7 @@ class StateElsewhere(StateReader):
 def readers_of(
     spark: SparkSession, live: LiveDirectory, batch_ids: Sequence[int], report: Report = _LOG.info
 ) -> Iterator[dict[int, StateReader]]:
-    """By the session, or by the rewriter, of a directory that no query uses; UnsupportedSparkError if neither can.
-
-    The rewriter reads a copy of a directory that is not on a local disk, see `rewrite_elsewhere`.
-    """
+    """Read, by the session or the rewriter, a directory that no query uses; UnsupportedSparkError if neither can."""
     try:
         readers = {each: StateReader(spark, live, each) for each in batch_ids}
     except UnsupportedSparkError as error:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Carry out the orders on the lines of the input, and end when the input does."""
     orders: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     # What Spark prints must not be taken for an answer.
@@ -51,7 +50,7 @@ def _listen(orders: SimpleQueue[Mapping[str, Any]]) -> None:
         for line in sys.stdin:
             orders.put(json.loads(line))
     finally:
-        # Its JVM too, which must not write into what a successor deletes.
+        # The JVM ends too: it must not write into what a successor deletes.
         os.killpg(0, signal.SIGKILL)
 
 

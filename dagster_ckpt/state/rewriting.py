@@ -1,8 +1,8 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
 The batch keeps its number, so sinks, sources and watermarks do not notice; Spark's own `repartition` adds a batch, and
-misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
-state. Count and hash of the rows of each store and partition are compared with the source.
+misplaces the row of an aggregation without a key. Count and hash of the rows of each partition are compared with the
+source.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class StoreDigest:
 
 
 def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
-    """Of a store's rows (as bytes, with `column_family_name`) by partition, in a Spark job."""
     from pyspark.sql import functions as F
 
     hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
@@ -74,25 +73,17 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
     return {row.partition: StoreDigest(row.rows, int(row.digest)) for row in found}
 
 
-@dataclass(frozen=True)
-class PlacedRows:
-    """The partition is where the query looks for a row."""
-
-    rows: DataFrame
-    partition: Column
-
-
 def compare_rows(
     stores: list[tuple[Operator, StateStoreName]],
-    wanted: Callable[[Operator, StateStoreName], PlacedRows],
+    wanted: Callable[[Operator, StateStoreName], tuple[DataFrame, Column]],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
+    """Compare written rows with `wanted`, which also returns the partition where the query looks for each."""
     from pyspark.sql import functions as F
 
     found = {}
     for operator, store in stores:
-        asked = wanted(operator, store)
-        was = digests(asked.rows, asked.partition)
+        was = digests(*wanted(operator, store))
         now = digests(written(operator, store), F.spark_partition_id())
         if was != now:
             raise StateRewriteError(
@@ -141,7 +132,6 @@ class Rewritten:
 
     Attributes:
         rewrite_id: No snapshot of the directory shares state with one from before.
-        stores: Written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -168,7 +158,7 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 
 
 def stored_state(live: LiveDirectory) -> StoredState | None:
-    """None for a stateless query. A query may run there."""
+    """Return None for a stateless query. A query may run in the directory."""
     for _ in range(_CUTS):
         with suppress(IncompleteCutError):
             return StoppedState.read(live).stored
@@ -188,18 +178,18 @@ def rewrite_state(
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory, which is deleted on any error.
 
-    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The batch in flight is
-    replayed there.
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The new directory replays
+    the batch in flight.
 
     Args:
-        spark: Its settings of the state store apply.
-        target: To be created; executors must reach both by these URLs.
-        change_rows: Which rows to write; not called for a limit, which has only a counter.
+        spark: Session whose settings of the state store apply.
+        target: Directory to create; executors must reach both by these URLs.
+        change_rows: Function that says which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
     """
-    # Functions stay in this process: `editing.py` lets another Spark edit.
+    # A function cannot be passed to another Spark; `editing.py` passes the edits.
     elsewhere = rewriter_for(spark) if change_rows is None else None
-    # An error would delete what is built.
+    # Before anything is built, because any later error deletes the target.
     refuse_existing(target)
     state = StoppedState.read(source)
     if graft is not None:
@@ -346,7 +336,7 @@ class _Rewrite:
 
     @cached_property
     def copied(self) -> list[Operator]:
-        """Spark does not read the counter of a limit."""
+        """Operators whose files are copied, because Spark does not read the counter of a limit."""
         if not self.source.operators:
             return []
         is_same = replace(self.before, partitions=self.shape.partitions) == self.shape
@@ -376,7 +366,7 @@ class _Rewrite:
             return F.lit(0)
         is_given = self.change_rows is not None or operator.number in self.given
         if not is_given and self.shape.partitions == self.before.partitions:
-            # Converts heap state without decoding its keys.
+            # Heap state is converted without decoding its keys.
             return F.spark_partition_id()
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
@@ -396,7 +386,7 @@ class _Rewrite:
         return rows.repartition(self.shape.partitions, PARTITION_KEY)
 
     def take(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """Each in the partition where it was: keys stay as they are."""
+        """Take each row in the partition where it was, as keys stay as they are."""
         taken = self.taken[operator.number]
         assert self.former is not None
         was = next(each for each in self.former.operators if each.number == taken.operator)
@@ -461,16 +451,16 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
         partial(rows_of, session, state) for session, state in zip(sessions, (rewrite.source, made), strict=True)
     )
 
-    def wanted(operator: Operator, store: StateStoreName) -> PlacedRows:
+    def wanted(operator: Operator, store: StateStoreName) -> tuple[DataFrame, Column]:
         rewrite.note("comparing", store)
         if operator.number in rewrite.taken:
             rows = rewrite.take(sessions[0], operator, store)
-            return PlacedRows(rows, F.lit(0) if operator.single_partition else F.spark_partition_id())
+            return rows, F.lit(0) if operator.single_partition else F.spark_partition_id()
         given = rewrite.given.get(operator.number)
         rows = before(operator, store) if given is None else given_rows(sessions[0], given)
         if rewrite.change_rows is not None:
             rows = rewrite.change_rows(store, rows)
-        return PlacedRows(rows, rewrite.partition_of(operator))
+        return rows, rewrite.partition_of(operator)
 
     what = f"compare rewritten state: {rewrite.target.url}"
     compare = partial(compare_rows, rewrite.stores, wanted, after)

@@ -1,7 +1,6 @@
 """The state of a stopped query: its rows as bytes, and the directory that a rewrite of it fills.
 
-Spark fixes the shape of a state (provider, partitions, checkpoint format) at the first batch of a query;
-`check_rewrite` says whether a rewrite can store it in another one.
+Spark fixes the shape of a state (provider, partitions, checkpoint format) at the first batch of a query.
 """
 
 from __future__ import annotations
@@ -205,7 +204,6 @@ class StoppedState:
 
     @property
     def edits(self) -> tuple[str, ...]:
-        """Ids of the edits that the state contains, oldest first."""
         return tuple(self.cut.properties.get(STATE_EDITS, ()))
 
     @cached_property
@@ -233,8 +231,6 @@ def write_skeleton(
     """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
     Args:
-        watch: Called for every file; if it raises, the directory is incomplete.
-        is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
         state: The query whose operators (and `plan`) it gets, if not of `source`.
     """
@@ -301,7 +297,7 @@ def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -
 def copy_operators(
     source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
 ) -> StateIds:
-    """Copy the operators left out by the skeleton, with their state; returns its unique ids (format v2)."""
+    """Copy operators that the skeleton leaves out, with their state; returns its unique ids (format v2)."""
     if operators:
         described = [
             each
@@ -335,10 +331,9 @@ def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
 
 
 def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
-    """As `session_like`, without adaptive execution, which might merge partitions."""
+    """Return a session as `session_like`, without adaptive execution, which might merge partitions."""
     session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
-    # What is computed has a row for each partition.
     session.conf.set(SHUFFLE_PARTITIONS, str(shape.partitions))
     # See `require_state_reader`.
     _ = session.streams.active
@@ -346,7 +341,7 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
 
 
 def rows_of(session: SparkSession, state: StoppedState, operator: Operator, store: StateStoreName) -> DataFrame:
-    """As bytes, in one partition for each of the state; RocksDB's with a partition key, see `RowChange`."""
+    """Read rows as bytes, in one partition for each of the state; for a partition key see `RowChange`."""
     from pyspark.sql import functions as F
 
     assert state.stored is not None
@@ -359,7 +354,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
     jvm: Any = session.sparkContext._jvm
     options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
     reader = session.read.format("statestore").option("batchId", state.batch_id).option("operatorId", operator.number)
-    # An unknown option would be ignored, if its name changes.
+    # Named by Spark: an unknown option would be ignored.
     reader = reader.option(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES(), "true")
     rows = reader.option("storeName", store.store).load(state.live.spark_location)
     found = rows._jdf.queryExecution().toRdd().getNumPartitions()
@@ -381,9 +376,9 @@ _ANY_OTHER = "stateStoreSave"
 
 @contextmanager
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
-    """A copy of a directory of Spark 3.5 or 4.0, as Spark's reader of state needs it.
+    """Provide a copy of a directory of Spark 3.5 or 4.0, as Spark's reader of state needs it; deleted at the end.
 
-    With the metadata of operators, which 3.5 does not write, and snapshots that not only 4.0 reads. Deleted at the end.
+    It has the metadata of operators, which 3.5 does not write, and snapshots that not only 4.0 reads.
     """
     copy = state.live.sibling(".described")
     copy.delete()
@@ -392,7 +387,8 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         partitions = state.stored.shape.partitions if state.stored is not None else 1
         for operator in state.operators:
             if not operator.metadata_version:
-                copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
+                path = f"{STATE}/{operator.number}/_metadata/metadata"
+                copy.folder.place(path, [_metadata(operator, partitions)])
         if is_of_spark_4_0(state.live):
             give_snapshots_version(copy, OF_OTHER_RELEASES, watch)
         yield copy
@@ -401,14 +397,13 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
 
 
 def is_readable(state: StoppedState) -> bool:
-    """Whether Spark's reader of state can read the directory as it is."""
     has_operators = all(operator.metadata_version for operator in state.operators)
     return has_operators and not is_of_spark_4_0(state.live)
 
 
 @contextmanager
 def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirectory]:
-    """The directory, or a copy that Spark's reader can read; that is deleted at the end."""
+    """Provide the directory, or a copy for Spark's reader, which is deleted at the end."""
     state = StoppedState.read(live)
     if is_readable(state):
         yield live
@@ -419,7 +414,6 @@ def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirector
 
 @contextmanager
 def readable_at(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
-    """A readable copy of a directory at a batch; deleted at the end."""
     copy = live.sibling(f".at-{batch_id}")
     copy.delete()
     try:
@@ -431,15 +425,11 @@ def readable_at(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
 
 
 def without_description(target: LiveDirectory, *described: StoppedState) -> None:
-    """Delete what was added to copies of these: 3.5 has no use for it, and a later Spark writes its own."""
+    """Delete metadata that `described` added: 3.5 has no use for it, and a later Spark writes its own."""
     if all(operator.metadata_version for state in described for operator in state.operators):
         return
     for number in batch_ids(target.folder, STATE):
         target.sibling(f"/{STATE}/{number}/_metadata").folder.delete_all()
-
-
-def _metadata_path(operator: int) -> str:
-    return f"{STATE}/{operator}/_metadata/metadata"
 
 
 def _metadata(operator: Operator, partitions: int) -> bytes:

@@ -6,8 +6,7 @@ refused.
 Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes, with
 offset and length in the slot. Arrays have their length first, and elements as wide as their type.
 
-A `Graft` gives a stopped query the operators of another one. A value that these take is changed as bytes: its fields
-are taken by position, so its key, and with it its partition, stays exactly as it is.
+A `Graft` gives a stopped query the operators of another one, which take values field by field, and keys as they are.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
 
 
 def plain(column: Column, kind: DataType) -> Column:
-    """Times become numbers, independent of time zones."""
+    """Convert times to numbers, which are independent of time zones."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, StructType
 
@@ -92,7 +91,6 @@ def plain(column: Column, kind: DataType) -> Column:
 
 
 def encoder(schema: DataType, where: str) -> Any:
-    """A UDF that encodes a struct of this type, converted by `plain`."""
     from pyspark.sql import functions as F
 
     _, types = encoded_type(schema, where)
@@ -100,7 +98,7 @@ def encoder(schema: DataType, where: str) -> Any:
 
 
 def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
-    """Types are from `encoded_type`; structs are tuples, arrays lists."""
+    """Encode a row by types of `encoded_type`; structs are tuples, arrays lists."""
     bits = (len(types) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(types)), bytearray()
     for index, (value, kind) in enumerate(zip(values, types, strict=True)):
@@ -109,7 +107,7 @@ def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
         if value is None:
             _set_bit(head, 0, index)
             if is_wide:
-                # Spark reserves the place of a long decimal.
+                # Spark reserves the place of a long decimal, even of a null.
                 _refer(head, tail, at, b"", bytes(16))
         elif isinstance(kind, str) and kind in _FIXED:
             struct.pack_into(_FIXED[kind][0], head, at, _number(value, kind))
@@ -197,11 +195,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class TakenRows:
-    """The rows that an operator takes.
-
-    Attributes:
-        values: How its values are made; empty: they stay as they are.
-    """
+    """The rows that an operator takes; without `values`, its values stay as they are."""
 
     operator: int
     width: int = 0
@@ -214,8 +208,8 @@ class Graft:
 
     Attributes:
         state: A directory in which no query runs, with these operators.
-        rows: By their number; operators that are not in `given` either have the rows of that directory.
-        given: Likewise, places of Parquet files with the rows of an operator, as `RowChange` returns them.
+        rows: Rows to take, by number of the operator; one that is not in `given` either has the rows of `state`.
+        given: Parquet files with the rows of an operator, as `RowChange` returns them, by its number.
     """
 
     state: LiveDirectory
@@ -267,7 +261,7 @@ def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
         at = bits + 8 * index
         is_null, slot = (each.start is None, b"") if each.place is None else fields(each.place)
         if is_null:
-            head[index // 8] |= 1 << index % 8
+            _set_bit(head, 0, index)
         if is_wide(each.kind) or (each.kind in TEXT and not is_null):
             size, data = _apart(row, slot) if slot else (0, bytes(16))
             struct.pack_into("<Q", head, at, (len(head) + len(tail)) << 32 | size)
@@ -305,7 +299,6 @@ def _widened(slot: bytes, was: str, now: str) -> bytes:
 
 
 def can_begin(kind: str) -> bool:
-    """Whether a field of this type can be given a start."""
     return kind in _NUMBERS or (kind.startswith("decimal") and not is_wide(kind))
 
 

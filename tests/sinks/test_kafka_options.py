@@ -24,7 +24,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     refuse_others,
 )
 from dagster_ckpt.sinks.kafka.session import client_properties
-from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, may_hold_marker
+from dagster_ckpt.sinks.kafka.sink import may_hold_marker
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -348,7 +348,7 @@ def test_the_forecast_of_a_topic_knows_the_queries_before(
     query: str, keeps_query_id: bool, effect: SinkEffect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [marker(6, query="query-2", earlier={"query-1": 5})] * 2
-    monkeypatch.setattr(TransactionalKafkaSink, "_markers", lambda _: found)
+    monkeypatch.setattr(kafka_sink, "markers_in_kafka", lambda _: found)
     monkeypatch.setattr(kafka_sink, "consumer_groups", lambda _: [])
     sink = sink_of(HERE)
 

@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import KafkaPlace
 
-# The later live directory wins.
+# Attempts; of two starts that fence each other, the later live directory wins.
 _CLAIMS = 3
 # Kafka keeps an idle stream's markers for `offsets.retention.minutes`: 7 days by default, rarely less than this.
 KEPT_FOR_MS = 6 * 3_600_000
@@ -51,10 +51,8 @@ class Past:
     Attributes:
         places: Topics and prefixes to which the stream has written since its last batch at this one.
         has_written: Whether the query may have written the next batch: then there are markers.
-        may_lack_markers: Kafka may have deleted them since the last batch, and no batch is planned, which could be in
-            the topic.
-        restored: Of the snapshot that the query continues after, if that is known.
-        is_new: The query has reported no batch.
+        may_lack_markers: Kafka may have deleted them since the last batch; no planned batch can be in the topic.
+        restored: End of the topic at the snapshot after which the query continues, if known.
     """
 
     places: tuple[tuple[str, str], ...] = ()
@@ -100,10 +98,10 @@ _NO_PAST = Past()
 
 
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
-    """Make this start the owner of every marker, before its first batch. Run on the driver.
+    """Make this start the owner of every marker, on the driver and before its first batch.
 
-    Markers of former topics and prefixes too: a predecessor that still runs is fenced, and its newest batch not
-    repeated.
+    That includes markers of former topics and prefixes: a predecessor that still runs there is fenced, and its newest
+    batch is not repeated.
     """
     await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):
@@ -117,7 +115,6 @@ def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
 
 
 def claim_from_another_query(target: Transactions, first: int, past: Past) -> None:
-    """Claim the markers if they are another query's. The batch is not planned yet."""
     try:
         marker = marker_at_a_glance(target, 0)
     except kafka_errors() as error:
@@ -139,8 +136,8 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
         entries = {each.batch: each.entry for each in own} | {first: target.entry}
         earlier = earlier_queries(every, target.query_id)
         undone = _undone(target, here, first, past.restored)
-        # The former places last: until then, an interrupted claim is repeated. From the last writer: markers of the
-        # previous number of writers stay together.
+        # The former places come last: until then, an interrupted claim is repeated. The last writer comes first, so
+        # that markers of the previous number of writers stay together.
         for place in places:
             for (session, _), marker in reversed([*zip(place, found, strict=False)]):
                 if session is None:
@@ -154,10 +151,7 @@ _Held = list[tuple[Session | None, Marker | None]]
 
 
 def _undone(target: Transactions, here: _Held, first: int, restored: TopicEnd | None) -> dict[int, str] | None:
-    """What the query undoes that begins to write here; None if it has begun, or is the first one.
-
-    All earlier writers are fenced, so the topic gets no more of their records.
-    """
+    """Return what a query that begins to write here undoes; None if it has begun, or is the first one."""
     known = [(session, marker) for session, marker in here if session is not None and marker is not None]
     left = [marker for _, marker in known if marker.query != target.query_id]
     if not left:
@@ -182,12 +176,11 @@ def _undone(target: Transactions, here: _Held, first: int, restored: TopicEnd | 
 
 
 def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:
-    """In a former place, fence only the writers with a marker of this stream."""
     held: _Held = []
     writers = target.writers
     while len(held) < writers:
         writer = len(held)
-        # Before opening a producer: a replaced process must not disturb its successor.
+        # Look before a producer is opened: a replaced process must not disturb its successor.
         marker = marker_at_a_glance(target, writer)
         if is_former and (marker is None or marker.is_anothers(target)):
             held.append((None, None))
@@ -199,7 +192,6 @@ def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) 
         marker = session.marker()
         refuse_others(target, writer, marker)
         held.append((session, marker))
-        # Earlier runs may have had more writers.
         writers = max(writers, marker.writers if marker is not None else 0)
     return held
 
@@ -210,7 +202,6 @@ def _newest(target: Transactions, held: Sequence[tuple[Session | None, Marker | 
 
 
 def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> None:
-    """Its successor may have written the same rows."""
     for marker in markers:
         last = marker.earlier.get(target.query_id)
         if last is not None:
@@ -224,7 +215,7 @@ def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> Non
 def _position(
     target: Transactions, found: Sequence[Marker | None], first: int, *, must_exist: bool = False
 ) -> int | None:
-    """For all markers; None leaves each, because the shares of the batch in flight differ."""
+    """Return the batch for all markers; None leaves each as it is, because only some have the batch in flight."""
     known = {
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }
@@ -255,7 +246,7 @@ def _position(
             "planned differently from the one that the query is about to write, and may have other rows. Nothing was "
             f"written. Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
-    # After an interrupted claim with another number, all writers of either have the batch.
+    # After an interrupted claim with another number of writers, all of either number have the batch.
     writers = min(known[writer].writers for writer in done)
     if {*range(writers)} <= {*done}:
         return first

@@ -1,8 +1,8 @@
 """Markers of the transactional sink: who may write, which batch is written, and where batches begin in the topic.
 
 Before a writer sends its share of a batch, it asks for the end of each partition, and commits the answers in the same
-transaction. All earlier batches end before, and the share's records come after. So the lowest of all writers is where
-the batch begins, and a reader with a higher offset has read of it.
+transaction. Earlier batches end before, and the share's records come after: a batch begins at the lowest answer, and a
+reader with a higher offset has read of it.
 
 Executors import this module, so it imports little.
 """
@@ -18,7 +18,7 @@ from dagster_ckpt.errors import LeaseLostError, OptionError
 from dagster_ckpt.sinks.kafka.undone import UndoneRanges
 
 FORMAT = 2
-# With the other fields three quarters of the 4,096 bytes of `offset.metadata.max.bytes`.
+# With the other fields, three quarters of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
 
 
@@ -38,7 +38,6 @@ class Transactions:
         client: Properties for librdkafka; they may contain secrets.
         topic: Its partition 0 names the markers.
         prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
-        owner: Identifies this start of the query.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -53,10 +52,7 @@ class Transactions:
     entry: str = ""
 
     def id_of(self, writer: int) -> str:
-        """Also the consumer group of the writer's marker.
-
-        With the topic: a writer to another topic fences none of this one.
-        """
+        """The id of a writer, and of the group with its marker; a writer to another topic has another."""
         return f"{self.prefix}.{self.stream}:{self.topic}:{writer}"
 
 
@@ -65,12 +61,10 @@ class Marker:
     """What a writer has committed with its newest share.
 
     Attributes:
-        batch: The newest that it has written, or that a claim treats as written.
-        owner: The start of the query that may write.
+        batch: The newest batch that it has written, or that a claim treats as written.
         entry: Digest of that batch's plan; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.
-        positions: Where its batches begin in partition 0 (`with_position`).
-        undone: What roll-backs have undone in partition 0 (`undone.py`).
+        positions: Where its batches begin in partition 0.
     """
 
     batch: int
@@ -94,7 +88,7 @@ class Marker:
         return self.batch if self.query == query_id else self.earlier.get(query_id)
 
     def is_later(self, target: Transactions) -> bool:
-        """Tokens are compared within a deployment only: a rebuilt catalog counts from 1 again."""
+        """Tokens are compared only within a deployment: a rebuilt catalog counts from 1 again."""
         return self.deployment == target.deployment and self.epoch > target.epoch
 
     def is_anothers(self, target: Transactions) -> bool:
@@ -143,17 +137,14 @@ class Marker:
 
 
 def metadata_of(positions: str, undone: str) -> str:
-    """Of the offsets that a writer commits for partitions other than 0."""
     return json.dumps({"format": FORMAT, "positions": positions, "undone": undone}, separators=(",", ":"))
 
 
 def positions_of(metadata: str | None) -> str:
-    """Of a marker, or of `metadata_of`; empty for other offsets."""
     return str((fields_of(metadata) or {}).get("positions", ""))
 
 
 def undone_of(metadata: str | None) -> str:
-    """As `positions_of`."""
     return str((fields_of(metadata) or {}).get("undone", ""))
 
 
@@ -177,7 +168,7 @@ def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
 def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> None:
     """Refuse a marker of a later run, or of another deployment or stream.
 
-    `shop.eu` and stream `orders` have the ids of `shop` and stream `eu.orders`.
+    Prefix `shop.eu` with stream `orders` has the ids of prefix `shop` with stream `eu.orders`.
     """
     if marker is None:
         return
@@ -208,19 +199,14 @@ def replaced(target: Transactions, writer: int, marker: Marker) -> LeaseLostErro
     return LeaseLostError(said)
 
 
-# Of each partition, as far as the metadata of one commit allows.
+# Most positions of a partition, and of all, that fit into the metadata of one commit.
 _KEPT, _KEPT_OF_ALL = 16, 4_000
 _OF_QUERY = 8
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a batch begins in a partition.
-
-    Attributes:
-        epoch: Of the live directory: token and generation. Its batches ascend.
-        query: Begin of the query's id.
-    """
+    """Where a batch begins in a partition; `epoch` is of its live directory, `query` begins the query's id."""
 
     batch: int
     offset: int
@@ -233,7 +219,7 @@ def query_mark(query_id: str) -> str:
 
 
 def with_position(text: str, new: Position, partitions: int) -> str:
-    """The newest positions of a partition as text; `partitions`: of the topic."""
+    """Append a position; as many of the newest are kept as fit for a topic with `partitions`."""
     token, generation = new.epoch
     kept = max(min(_KEPT, _KEPT_OF_ALL // max(partitions, 1)), 2)
     entry = f"{new.batch}:{new.offset}:{token}:{generation}:{new.query}"
@@ -241,7 +227,7 @@ def with_position(text: str, new: Position, partitions: int) -> str:
 
 
 def positions_in(text: str) -> list[Position]:
-    """Raises ValueError if it is not what `with_position` wrote."""
+    """Parse what `with_position` wrote; anything else is a ValueError."""
     found = []
     for entry in text.split(",") if text else ():
         batch, offset, token, generation, query = entry.split(":")
@@ -250,7 +236,7 @@ def positions_in(text: str) -> list[Position]:
 
 
 def begins_of_batches(of_writers: Iterable[Sequence[Position]]) -> list[Position]:
-    """Of one partition, in the order in which they were written."""
+    """Return the lowest position of each batch in one partition, in the order of writing."""
     lowest: dict[tuple[tuple[int, int], int], Position] = {}
     for positions in of_writers:
         for each in positions:
@@ -268,14 +254,12 @@ def newest_read(
     rewound: bool,
     skipped: UndoneRanges | None = None,
 ) -> tuple[int | None, int, str]:
-    """As of `ReadOfSink`. An upper bound if all positions that are kept are later.
+    """Return the fields of `ReadOfSink`; the batch is an upper bound if all positions that are kept are later.
 
     Args:
-        read: The next offset that it reads, by partition.
-        begins: Where batches begin, in the order in which they were written, by partition.
+        read: Next offset that the source reads, by partition.
         current: `query_mark` of the writing query.
-        rewound: Whether the writing stream ever went back.
-        skipped: What the reader did not read, by partition.
+        skipped: What the source did not read.
     """
     every = {(each.epoch, each.batch): each for positions in begins.values() for each in positions}
     written = [every[key] for key in sorted(every)]
@@ -287,7 +271,7 @@ def newest_read(
         positions = begins.get(partition, ())
         if not positions:
             return None, 0, f"where batches begin in partition {partition} is"
-        # Where the next batch begins at the same offset, one has no record.
+        # A batch has no record if the next one begins at the same offset.
         ends = [*(each.offset for each in positions[1:]), offset]
         seen = [each for each, end in zip(positions, ends, strict=True) if each.offset < min(offset, end)]
         if not seen:
@@ -295,7 +279,7 @@ def newest_read(
             newest = max(before, -1 if newest is None else newest) if before >= 0 else newest
         parts = (skipped or {}).get(partition, ())
         for each in seen:
-            # Of a query that was replaced, whose batches were written once more.
+            # A later live directory has written this batch once more.
             is_undone = any(other.epoch > each.epoch and other.batch <= each.batch for other in written)
             if any(part.has(each.offset) or (is_undone and each.offset == part.end) for part in parts):
                 continue

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -36,7 +37,7 @@ _POLL_EVERY = 2000
 _RENAMED = {
     "max.request.size": "message.max.bytes",
 }
-# The Java client's only; without effect on what is written.
+# Options of the Java client that do not affect what is written.
 _DROPPED = frozenset(
     {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
 )
@@ -78,8 +79,6 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """Without a partition, the partitioner decides."""
-
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[Header] | None = None
@@ -98,22 +97,20 @@ class Session:
         # Where batches begin, and where the next one does, by partition.
         self._positions: dict[int, str] = {}
         self._begins: dict[int, int] = {}
-        # What roll-backs have undone, by partition.
         self._undone: dict[int, str] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
-        self._admin: Any = None
         self._count = 0
 
     def begin_epoch(self) -> None:
         """Fence earlier producers of the writer, and abort what they have not committed."""
-        # Unconnected, librdkafka misses the coordinator and looks again after half a second.
+        # Connect first: otherwise librdkafka misses the coordinator, and looks again after half a second.
         _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))
 
     def marker(self) -> Marker | None:
-        """No other producer can change it any more."""
+        """Read the marker, which no other producer can change after `begin_epoch`."""
         committed = _commits(self._markers, self._target.topic, range(self._partitions()))
         found = Marker.of(self._id, committed[0].offset, committed[0].metadata)
         self.earlier = found.earlier if found is not None else {}
@@ -123,7 +120,6 @@ class Session:
 
     @property
     def positions(self) -> Mapping[int, str]:
-        """As `marker` found them."""
         return self._positions
 
     @property
@@ -136,14 +132,17 @@ class Session:
             self._count = len(_patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions)
         return self._count
 
+    @cached_property
+    def _admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return _created(lambda: AdminClient(consumer_properties(self._target.client)))
+
     def ends(self) -> dict[int, int]:
         from confluent_kafka import TopicPartition
         from confluent_kafka import admin as untyped
 
         kafka: Any = untyped
-        if self._admin is None:
-            client = {name: value for name, value in self._target.client.items() if name not in PRODUCER_ONLY}
-            self._admin = _created(lambda: kafka.AdminClient(client))
         admin, latest = self._admin, kafka.OffsetSpec.latest()
         asked = {TopicPartition(self._target.topic, each): latest for each in range(self._partitions())}
 
@@ -165,7 +164,7 @@ class Session:
             if headers or partition is not None:
                 _send(producer, topic, record)
             else:
-                # Most rows; `_send` with all arguments takes half as long again.
+                # The path of most rows: `_send` with all arguments takes half as long again.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -176,7 +175,7 @@ class Session:
         return sent
 
     def commit(self, batch: int, entry: str, undone: Mapping[int, str] | None = None) -> None:
-        """Together with the marker; without an open transaction, the marker alone.
+        """Commit the open transaction together with the marker; without one, the marker alone.
 
         `undone` replaces what the writer knew.
         """
@@ -240,7 +239,7 @@ class Session:
 
 
 def await_topic(client: Mapping[str, str], topic: str) -> None:
-    """For the markers; a cluster may create it on demand."""
+    """Wait for the topic, which a cluster may create on demand."""
     from confluent_kafka import Producer as KafkaProducer
 
     producer = _created(lambda: KafkaProducer(dict(client)))
@@ -264,7 +263,7 @@ def await_topic(client: Mapping[str, str], topic: str) -> None:
 
 
 def _send(producer: Producer, topic: str, record: RecordFields) -> None:
-    """A queue that stays full ends the task, which Spark retries."""
+    """Queue a record; a queue that stays full fails the task, which Spark retries."""
     value, key, headers, partition = record
     options: dict[str, Any] = {}
     if headers:
@@ -295,19 +294,19 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """The newest committed one, without waiting for an open transaction, perhaps a dead process's."""
+    """Return the newest committed marker without waiting for a transaction that is open, perhaps of a dead process."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
-    """A glance is believed if it shows the batch or the one before, of this run, or a later run.
+    """Return the marker, without a wait if a glance shows a later run, or this batch or the one before of this run.
 
-    Anything else may be stale: `commit_transaction` returns before its marker is seen.
+    Any other glance may be stale: `commit_transaction` returns before its marker is seen.
     """
     seen = marker_at_a_glance(target, writer)
     if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
         return seen
-    # Brief, because the claim has ended transactions of dead processes.
+    # The wait is brief, because the claim has ended transactions of dead processes.
     return _looked_up(target, writer, "read_committed")
 
 
@@ -315,14 +314,10 @@ def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | No
     group = target.id_of(writer)
     consumer = _marker_consumer(target, group, isolation=isolation)
     try:
-        return _committed(consumer, target.topic, group)
+        (found,) = _commits(consumer, target.topic, [0])
+        return Marker.of(group, found.offset, found.metadata)
     finally:
         consumer.close()
-
-
-def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
-    (found,) = _commits(consumer, topic, [0])
-    return Marker.of(group, found.offset, found.metadata)
 
 
 def _commits(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
@@ -341,22 +336,23 @@ def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read
 
     # With read_committed the broker waits for pending transactions on the group (KIP-447).
     settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
-    consumer_only = {name: value for name, value in target.client.items() if name not in PRODUCER_ONLY}
-    return _created(lambda: KafkaConsumer({**consumer_only, **settings}))
+    return _created(lambda: KafkaConsumer({**consumer_properties(target.client), **settings}))
+
+
+def consumer_properties(client: Mapping[str, str]) -> dict[str, Any]:
+    return {name: value for name, value in client.items() if name not in PRODUCER_ONLY}
 
 
 def _producer(target: Transactions, transactional_id: str) -> Producer:
     from confluent_kafka import Producer as KafkaProducer
 
-    # Like Spark's own sink, the Java client's partitioner.
+    # The partitioner of the Java client, which Spark's own sink uses.
     defaults = {
         "partitioner": "murmur2_random",
-        # The broker takes records while others are queued.
         "linger.ms": "5",
         "batch.num.messages": "2000",
-        # The Java client's limit.
         "message.max.bytes": "1048576",
-        # A broker's default maximum: a backlog is one share.
+        # The default maximum of brokers, because a whole backlog may be one share.
         "transaction.timeout.ms": "900000",
         "log_level": "5",
     }
@@ -388,7 +384,7 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
-    """Limits of librdkafka do not hold after a broker was killed."""
+    """Limit a call, since limits of librdkafka do not hold after a broker was killed."""
     from confluent_kafka import KafkaError as Reason
 
     done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
@@ -427,7 +423,6 @@ def is_fenced(error: Exception) -> bool:
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
-    """None: a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
@@ -454,7 +449,6 @@ def kafka_errors() -> type[Exception]:
 
 
 def client_properties(options: Mapping[str, str]) -> dict[str, str]:
-    """From a writer's options below `kafka.`, which may have the Java client's names."""
     properties: dict[str, str] = {}
     for name, value in options.items():
         if name in _JAVA_ONLY:

@@ -1,6 +1,6 @@
 """The executors' part of the protocol: the share of one writer, in one transaction.
 
-Every Python worker of Spark imports this module, so it imports little and nothing of Spark.
+Every Python worker imports this module, so it imports little and nothing of Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _KEPT_SESSIONS = 8
-# The last row has END and is no record.
+# Orders the rows; the last one has END there and is no record.
 PLACE = "__place"
 END = 2**63 - 1
 _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
@@ -36,9 +36,8 @@ _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 @dataclass(frozen=True)
 class Written:
-    """`was_done`: an earlier attempt had committed the share."""
-
     records: int
+    # An earlier attempt had committed the share.
     was_done: bool
 
 
@@ -136,7 +135,6 @@ def _forget_archives_of_spark() -> None:
 
 
 def records_of(rows: Iterable[RecordBatch]) -> Iterator[RecordFields]:
-    """Without the last row, whose `PLACE` is `END`."""
     is_whole = False
     for batch in rows:
         if not batch.num_rows:

@@ -23,22 +23,20 @@ from dagster_ckpt.sinks.kafka.marker import (
     query_mark,
     undone_of,
 )
-from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
+from dagster_ckpt.sinks.kafka.session import client_properties, consumer_properties
 from dagster_ckpt.sinks.kafka.undone import TopicEnd, UndoneRanges, parse, skipped_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.values.untrusted import from_json
 
-# For processes without the query, such as the command line.
+# Names a file with properties, for processes without the query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
-# Option of a source.
 ISOLATION = "kafka.isolation.level"
 _LOOK_S = 20.0
 _POLL_S = 0.1
 # A transaction with offsets is about to be committed, unless its process has died.
 _PENDING, _COMMITTED_S = "UNSTABLE_OFFSET_COMMIT", 5.0
 _NOT_INSTALLED = "confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'."
-# Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
@@ -67,17 +65,20 @@ class TransactionalKafkaSink(Sink):
         return self.topic.topic == other.topic.topic and self.topic.prefix == other.topic.prefix
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """The topic's retention decides whether it still has the records of a batch."""
+        """Return the topic's id alone: its retention decides which batches it still has."""
         return topic_id(self.topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
         if query_id is None:
             return None
-        return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
+        return max(
+            (batch for each in markers_in_kafka(self.topic) if (batch := each.newest(query_id)) is not None),
+            default=None,
+        )
 
     def forecast(self, replay: Replay) -> SinkForecast:
         try:
-            markers = self._markers()
+            markers = markers_in_kafka(self.topic)
         except CkptError as error:
             return self.told(SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}")
         query_id = replay.query_id or ""
@@ -139,14 +140,11 @@ class TransactionalKafkaSink(Sink):
         return ReadOfSink(*newest_read(read, written.begins, current, rewound=rewound, skipped=skipped))
 
     def offsets_in(self, offset: str | None) -> dict[int, int] | None:
-        """The next offset of each partition in one of a source; None if it does not read the topic alone or at all."""
+        """Return the next offset of each partition from an offset of a source; None if it does not read the topic."""
         try:
             return {int(partition): int(at) for partition, at in from_json(offset or "")[self.topic.topic].items()}
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
-
-    def _markers(self) -> list[Marker]:
-        return markers_in_kafka(self.topic)
 
     @property
     def topic(self) -> KafkaPlace:
@@ -163,13 +161,7 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
 
 @dataclass(frozen=True)
 class WrittenTopic:
-    """What the writers of a stream have recorded of their topic.
-
-    Attributes:
-        begins: Where batches begin, by partition.
-        undone: What roll-backs have undone, by partition.
-        queries: The queries that may write.
-    """
+    """What the writers of a stream have recorded, by partition; `queries` are those that may write."""
 
     begins: Mapping[int, Sequence[Position]]
     undone: UndoneRanges
@@ -177,7 +169,6 @@ class WrittenTopic:
 
 
 def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int] | None = None) -> WrittenTopic:
-    """`own` are the ids of the stream's query. Default: all partitions."""
     if partitions is None:
         partitions = list(_stable_ends(place))
     commits = _commits(place, sorted({0, *partitions}), are_stable=True)
@@ -186,7 +177,7 @@ def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[
         group: each for group, each in found.items() if each is not None and {each.query, *each.earlier} & {*own}
     }
     newest = max((each.epoch for each in markers.values()), default=None)
-    # A claim writes to all of its writers.
+    # A claim commits what is undone to all of its writers.
     current = [group for group, each in markers.items() if each.epoch == newest]
     try:
         return WrittenTopic(
@@ -209,11 +200,11 @@ def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[
 
 
 def topic_end(place: KafkaPlace, own: Collection[str], query_id: str, batch: int) -> TopicEnd | None:
-    """Where the batches up to a committed one end; None if the topic has later ones and no longer records that.
+    """Return where the batches up to a committed one end; None if the topic has later ones and no longer records that.
 
     The query may be writing later ones.
     """
-    # First: what is being written now begins behind it, or is among the begins.
+    # Read the ends first: what is being written begins behind them, or is among the begins.
     ends = _stable_ends(place)
     written = written_topic(place, own, list(ends))
     if written.queries != {query_id}:
@@ -229,7 +220,7 @@ def topic_end(place: KafkaPlace, own: Collection[str], query_id: str, batch: int
 
 
 def _stable_ends(place: KafkaPlace) -> dict[int, int]:
-    """Of each partition, before the first record of any open transaction."""
+    """Return the end of each partition, before the first record of any open transaction."""
     try:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka import admin as untyped
@@ -237,7 +228,7 @@ def _stable_ends(place: KafkaPlace) -> dict[int, int]:
         raise StorageAccessError(_NOT_INSTALLED) from error
     kafka: Any = untyped
     try:
-        admin = kafka.AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        admin = kafka.AdminClient(_settings(place))
         partitions = admin.list_topics(place.topic, timeout=_LOOK_S).topics[place.topic].partitions
         asked = {TopicPartition(place.topic, each): kafka.OffsetSpec.latest() for each in partitions}
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_LOOK_S)
@@ -249,7 +240,6 @@ def _stable_ends(place: KafkaPlace) -> dict[int, int]:
 
 
 def _marker_of(group: str, committed: Any) -> Marker | None:
-    """None for another application's group."""
     has_fields = fields_of(committed.metadata) is not None
     return Marker.of(group, committed.offset, committed.metadata) if has_fields else None
 
@@ -257,11 +247,11 @@ def _marker_of(group: str, committed: Any) -> Marker | None:
 def _commits(
     place: KafkaPlace, partitions: Sequence[int], *, are_stable: bool = False, of_writers: bool = True
 ) -> dict[str, dict[int, Any]]:
-    """What groups have committed, by group and partition.
+    """Return what groups have committed, by group and partition.
 
     Args:
         are_stable: Wait for pending transactions, whose records a reader may already have seen.
-        of_writers: Of the groups with markers, or of all others.
+        of_writers: Ask the groups with markers, or all others.
     """
     try:
         from confluent_kafka import (
@@ -272,7 +262,6 @@ def _commits(
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
         raise StorageAccessError(_NOT_INSTALLED) from error
-    settings = _settings(place)
     down: list[str] = []
 
     def noted(reason: Any) -> None:
@@ -280,7 +269,7 @@ def _commits(
             down.append(str(reason))
 
     try:
-        admin = AdminClient(settings | {"error_cb": noted, "socket.connection.setup.timeout.ms": "5000"})
+        admin = AdminClient(_settings(place) | {"error_cb": noted})
         listing = admin.list_consumer_groups(request_timeout=_LOOK_S)
         while not listing.done() and not down:
             admin.poll(_POLL_S)
@@ -295,7 +284,7 @@ def _commits(
                 ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, each) for each in partitions])
                 for group in left
             ]
-            # Send all before awaiting an answer: the client takes one group a call.
+            # Send all requests before awaiting an answer: the client takes one group a call.
             sent = [
                 admin.list_consumer_group_offsets([each], require_stable=are_stable, request_timeout=_LOOK_S)
                 for each in asked
@@ -318,7 +307,7 @@ def _commits(
 
 
 def consumer_groups(place: KafkaPlace) -> list[str]:
-    """Of consumers that commit offsets, which Spark's source does not; empty if that cannot be found out."""
+    """Return the groups that commit offsets, which Spark's source does not; empty if Kafka does not say."""
     try:
         commits = _commits(place, list(_stable_ends(place)), of_writers=False)
     except CkptError:
@@ -327,14 +316,14 @@ def consumer_groups(place: KafkaPlace) -> list[str]:
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:
-    """It changes if the topic is re-created. None without the client or ids of topics (Kafka 2.8)."""
+    """Return the id, which changes if the topic is re-created; None without the client or with Kafka before 2.8."""
     try:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
         from confluent_kafka.admin import AdminClient
     except ImportError:
         return None
     try:
-        admin = AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        admin = AdminClient(_settings(place))
         asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=_LOOK_S)
         found = asked[place.topic].result()
     except KafkaException as error:
@@ -348,12 +337,11 @@ def topic_id(place: KafkaPlace) -> FoundSink | None:
 
 
 def _settings(place: KafkaPlace) -> dict[str, Any]:
-    given = {**client_properties(place.client), **_from_file()}
-    return {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
+    given = client_properties(place.client) | _from_file()
+    return consumer_properties(given) | {"socket.connection.setup.timeout.ms": "5000"}
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
-    """By the names of `Transactions.id_of`."""
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

@@ -1,9 +1,8 @@
 """What a roll-back has undone in a topic, which keeps its records, and how a reader continues behind it.
 
-A stream that goes back with a new query id leaves the records of the undone batches between where its kept batches end
-and where the topic ends when its writers are fenced. The claim of the new query commits these ranges beside its markers
-(`claim.py`). A reader that has not read them reads up to the range, and continues behind it. In the folder of its
-source is noted that it did not read them.
+A stream that goes back with a new query id leaves the undone records between where its kept batches end and where the
+topic ends when its writers are fenced. The claim of the new query commits these ranges beside its markers. A reader
+that has not read them reads up to the range, and continues behind it; a note in the folder of its source records that.
 
 Executors import this module, so it imports little.
 """
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# A roll-back adds one. The metadata of a commit has 4,096 bytes.
+# Each roll-back adds a range, and the metadata of a commit has 4,096 bytes.
 _MOST = 6
 NOTE = "dagster_ckpt_skipped"
 
@@ -43,7 +42,7 @@ def as_text(ranges: Iterable[Undone]) -> str:
 
 
 def parse(text: str) -> list[Undone]:
-    """Raises ValueError if it is not of `as_text`."""
+    """Parse what `as_text` wrote; anything else is a ValueError."""
     found = []
     for each in text.split(",") if text else ():
         begin, _, end = each.partition("-")
@@ -52,7 +51,7 @@ def parse(text: str) -> list[Undone]:
 
 
 def with_undone(before: Sequence[Undone], begin: int | None, end: int) -> list[Undone]:
-    """Also what was written after `begin` until now."""
+    """Add what was written from `begin` to `end`; of too many ranges, the oldest become one."""
     if begin == end:
         return list(before)
     kept = [] if begin is None else [each for each in before if each.end <= begin]
@@ -64,7 +63,7 @@ def with_undone(before: Sequence[Undone], begin: int | None, end: int) -> list[U
 
 @dataclass(frozen=True)
 class TopicEnd:
-    """Where the batches of a savepoint end in a topic, by partition, and what had been undone before."""
+    """Where the batches of a savepoint end in a topic, and what had been undone before."""
 
     ends: Mapping[int, int]
     undone: UndoneRanges
@@ -89,13 +88,7 @@ class TopicEnd:
 
 @dataclass(frozen=True)
 class NextRead:
-    """What a reader has to do before it continues; nothing if all is empty.
-
-    Attributes:
-        up_to: Read up to here first.
-        behind: Continue here.
-        obstacle: Why it cannot: it reads what was undone.
-    """
+    """What a reader has to do next: read `up_to` these offsets, or continue `behind` others, or nothing."""
 
     up_to: Mapping[int, int] | None = None
     behind: Mapping[int, int] | None = None
@@ -103,7 +96,6 @@ class NextRead:
 
 
 def next_read(read: Mapping[int, int], planned: Mapping[int, int] | None, undone: UndoneRanges) -> NextRead:
-    """By the next offset of each partition, and the end of the batch that is planned, if any."""
     ahead = {
         partition: next((each for each in undone.get(partition, ()) if each.end > offset), None)
         for partition, offset in read.items()
@@ -126,7 +118,6 @@ def next_read(read: Mapping[int, int], planned: Mapping[int, int] | None, undone
 
 
 def noted(before: bytes | None, topic: str, read: Mapping[int, int], behind: Mapping[int, int]) -> bytes:
-    """The note of a source with one more part that it did not read, empty where nothing was undone."""
     skipped: dict[str, dict[str, str]] = json.loads(before) if before else {}
     mine = skipped.setdefault(topic, {})
     for partition, end in behind.items():
@@ -135,7 +126,6 @@ def noted(before: bytes | None, topic: str, read: Mapping[int, int], behind: Map
 
 
 def skipped_in(note: bytes | None, topic: str) -> dict[int, list[Undone]]:
-    """Raises ValueError if it cannot be read."""
     found = json.loads(note) if note else {}
     try:
         return {int(partition): parse(text) for partition, text in found.get(topic, {}).items()}

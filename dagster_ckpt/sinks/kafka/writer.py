@@ -1,4 +1,4 @@
-"""Writes the batches of a query to Kafka in transactions, with `foreachBatch` in place of Spark's sink.
+"""Write the batches of a query to Kafka in transactions, with `foreachBatch` in place of Spark's sink.
 
 A streaming writer of Spark 4's Python data sources learns the batch number only when its tasks have finished.
 """
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
 _ADAPTIVE = "spark.sql.adaptive.enabled"
-# Nothing reads this variable of a Python worker.
+# Keeps the Python workers of streams apart.
 _STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
 _environment = Lock()
-# As in Spark's own sink, option `topic` also overrides the column.
+# Without a column `topic`: as in Spark's own sink, the option overrides it.
 _TYPES = {
     "key": "binary",
     "value": "binary",
@@ -53,8 +53,7 @@ class StreamOwner:
     """The stream that writes.
 
     Attributes:
-        executions: Those of the stream, newest first.
-        went_back: Whether it ever did.
+        executions: Executions of the stream, newest first.
         restored: Where the batches before a given one end in the topic, if a snapshot that was restored records it.
     """
 
@@ -89,7 +88,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
     refuse_shared_threads(session_of(writer))
     past = past_of(place, owner.executions(), live, now_ms=time.time() * 1000)
     if past.may_lack_markers:
-        # After that, a start without markers is refused: the batch may be in the topic.
+        # Before a batch is planned: after that, a start without markers is refused, as the topic may have the batch.
         await_topic(client_properties(place.client), place.topic)
     # Before its first batch, a new query has no id.
     if live_query_id(live) is None or not (past.is_new and owner.went_back()):
@@ -97,7 +96,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
     commit = live.positions().commit
     first = 0 if commit is None else commit + 1
     batches = TransactionalBatches(place, owner, live, replace(past, restored=owner.restored(place, first)))
-    # Readers continue behind what it undoes, before its first batch.
+    # Even before the first batch, readers can then continue behind what the query undoes.
     batches.claim_before_the_first_batch(first)
     return writer.foreachBatch(batches)
 
@@ -126,11 +125,11 @@ class TransactionalBatches:
         claim_from_another_query(self._transactions(), first, self._past)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
-        """Again after a pause in which Kafka may have deleted the markers."""
+        """Claim before the first batch, and after a pause in which Kafka may have deleted the markers."""
         now_s = time.monotonic()
         if now_s > self._renews_at_s:
             claim(target, batch_id, self._past)
-            # This start planned the later batch: no topic has it.
+            # Later batches are planned by this start, so no topic has them yet.
             self._past = Past()
         self._renews_at_s = now_s + KEPT_FOR_MS / 1000
 
@@ -189,7 +188,6 @@ class BatchJob:
             shares = division_of(rows, target.writers).of(rows)
             written = shares.mapInArrow(share_writer(target), StructType().add("none", "integer"))
             node: Any = written._jdf.queryExecution().executedPlan()
-        # From top to bottom; the rows are the first child.
         self._above: list[tuple[Any, Any]] = []
         while (children := node.children().toList()).size():
             self._above.append((node, children.tail()))
@@ -208,7 +206,6 @@ class BatchJob:
 
 
 def refuse_shared_threads(session: SparkSession) -> None:
-    """There, a batch's property may become that of another thread's job."""
     from py4j.clientserver import ClientServer
 
     if not isinstance(session.sparkContext._gateway, ClientServer):
@@ -220,7 +217,10 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
 
 def _without_rows(batch: DataFrame) -> DataFrame:
-    """Nullable as another batch may need. References to rows would keep their shuffle files."""
+    """Return an empty batch with nullable columns, as another batch may need them.
+
+    References to rows would keep their shuffle files.
+    """
     from pyspark.sql import DataFrame
 
     jvm_session: Any = batch.sparkSession._jsparkSession
@@ -230,7 +230,6 @@ def _without_rows(batch: DataFrame) -> DataFrame:
 
 
 def _rows_of(batch: DataFrame) -> Any:
-    """Rows of `foreachBatch` need no planning as a scan."""
     execution: Any = batch._jdf.queryExecution()
     plan = execution.analyzed()
     return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
@@ -238,7 +237,7 @@ def _rows_of(batch: DataFrame) -> Any:
 
 @contextmanager
 def _planned_once(session: SparkSession) -> Iterator[None]:
-    """Adaptive execution would plan the jobs again after their shuffle."""
+    """Disable adaptive execution, which would plan the jobs again after their shuffle."""
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")
     try:
@@ -251,8 +250,8 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
 def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
     """Run the functions mapped meanwhile in Python workers that no other stream uses.
 
-    A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
-    writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
+    A producer stays in its Python worker. With more workers than writers, a batch would rarely find its producer, since
+    Spark gives a task the worker idle for longest, and start another, in up to 0.5 s. Spark keeps workers apart by
     environment.
     """
     context = session.sparkContext
@@ -267,9 +266,10 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """A missing column as nulls would make Spark ask for the size of its Arrow batch after each row.
+    """Leave out columns that the batch lacks.
 
-    That takes long with structs such as `headers`.
+    As nulls, they would make Spark ask for the size of its Arrow batch after each row, which takes long with structs
+    such as `headers`.
     """
     from pyspark.sql import functions as F
 
@@ -292,11 +292,8 @@ def record_columns(batch: DataFrame) -> list[Column]:
 class Division:
     """Divides the batches of a query among the writers, the same way whenever a batch is run.
 
-    Records of a key share a writer, those without a key are divided by content. The rows keep their order. A last row
-    marks the end: when Spark ends a task early, its Python worker only sees that no more rows come.
-
-    Attributes:
-        columns: Of a record, its place, and, with several writers, its hash.
+    Records of a key share a writer, those without a key are divided by content. A last row marks the end: when Spark
+    ends a task early, its Python worker only sees that no more rows come.
     """
 
     columns: list[Column]
@@ -306,7 +303,7 @@ class Division:
     def of(self, batch: DataFrame) -> DataFrame:
         records = batch.select(self.columns)
         if self.writers == 1:
-            # Added behind the shuffle, which saves a task.
+            # The end is added behind the shuffle, which saves a task.
             return records.repartition(1).sortWithinPartitions(PLACE).union(self.ends).coalesce(1)
         return records.union(self.ends).repartition(self.writers, _HASH).sortWithinPartitions(PLACE)
 

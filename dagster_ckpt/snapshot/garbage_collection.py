@@ -24,9 +24,9 @@ DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
 SET_NAME = "_set"
-# In a copy whose bytes were all read and compared.
+# Marks a copy whose bytes were all read and compared.
 VERIFIED_NAME = "_verified"
-# What only the catalog knows of the snapshot, for a catalog that is rebuilt.
+# See `SnapshotNotes`.
 NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -34,12 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(file_io: FileIO) -> list[str]:
-    """Including broken ones, oldest first."""
     return [name for name in _numbered(file_io) if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
 def savepoint_directories(file_io: FileIO) -> list[str]:
-    """Including broken ones, by name."""
     names = sorted(name for name, entry in file_io.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
     return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
@@ -68,7 +66,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
         objects = {}
     freed = 0
     with suppress(FileNotFoundError):
-        # First: after a power failure it must not be listed again.
+        # First, so that the snapshot is not listed again after a power failure.
         file_io.flush(directory)
     for name in sorted(_disposable(file_io, frozenset(objects), directory, protected)):
         file_io.delete(name)
@@ -86,8 +84,6 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
 
 @dataclass(frozen=True)
 class Garbage:
-    """`age_ms` counts from its last change."""
-
     location: str
     reason: str
     age_ms: int = field(compare=False)
@@ -110,7 +106,6 @@ class Sweep:
     Objects are listed before the snapshots are read, so those of one published meanwhile count as used.
 
     Attributes:
-        now_ms: By the storage's clock, since the epoch.
         older_than_ms: Younger objects may belong to an attempt in progress.
         under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
@@ -155,7 +150,7 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """Of crashed savepoints, known by their marker: users may be copying others."""
+        """Delete the remains of crashed savepoints, known by their marker: users may be copying others."""
         file_io = self.file_io
         found = self._probes()
         for directory, entry in file_io.list().items():
@@ -218,7 +213,6 @@ class Sweep:
 
 @contextmanager
 def logging_failure(place: str) -> Iterator[None]:
-    """The next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
@@ -268,6 +262,5 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ())
 
 
 def _is_ours(name: str) -> bool:
-    """Files of users in a snapshot's directory are kept."""
     known = (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME, NOTES_NAME)
     return name in known or name.endswith((".pack", ".tmp"))

@@ -61,7 +61,7 @@ from dagster_ckpt.snapshot.writer import (
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Each snapshot is written incrementally to the previous one.
+# Metadata kept in memory, because each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
 OpenFileIO = Callable[[str], FileIO]
@@ -69,12 +69,6 @@ OpenFileIO = Callable[[str], FileIO]
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where and how a stream's snapshots are written.
-
-    Attributes:
-        stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
-    """
-
     stream_id: str
     stream_root: str
     savepoint_root: str | None
@@ -140,7 +134,7 @@ class ObjectSnapshotStore:
             if shared is not None:
                 self._remember(f"{shared.file_io.url}/{shared.directory}", shared.metadata)
             raise
-        # Listing a disk costs nothing.
+        # Without sizes of a disk, because listing it costs nothing.
         self._remember(location, written.metadata, written.sizes if self._stream_io.width > 1 else None)
         return self._stored(location, written)
 
@@ -156,7 +150,6 @@ class ObjectSnapshotStore:
         runner: PackRunner | None = None,
         progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
-        """The storage links or copies the data objects of `base` itself."""
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
@@ -258,7 +251,7 @@ class ObjectSnapshotStore:
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
     def companion(self, location: str, name: str) -> bytes | None:
-        """A file in the folder of a snapshot that is no part of it: `SET_NAME` or `NOTES_NAME`."""
+        """Read a file in a snapshot's folder that is no part of it: `SET_NAME` or `NOTES_NAME`; None if missing."""
         file_io, directory = self._at(location)
         try:
             return file_io.read(f"{directory}/{name}")
@@ -266,7 +259,6 @@ class ObjectSnapshotStore:
             return None
 
     def put_companion(self, location: str, name: str, content: bytes | None) -> None:
-        """See `companion`; None deletes it."""
         file_io, directory = self._at(location)
         if content is not None:
             # A user may have deleted the folder.
@@ -277,7 +269,6 @@ class ObjectSnapshotStore:
             file_io.flush(directory)
 
     def is_verified(self, location: str) -> bool:
-        """Whether `note_verified` was called, even long ago."""
         file_io, directory = self._at(location)
         return file_io.size(f"{directory}/{VERIFIED_NAME}") is not None
 
@@ -301,7 +292,6 @@ class ObjectSnapshotStore:
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> int:
-        """Metadata first, so that the snapshot is no longer found."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
@@ -328,7 +318,7 @@ class ObjectSnapshotStore:
             swept += sweep.stream()
         own = self._layout.savepoint_root
         for root in dict.fromkeys([*([own] if own is not None else []), *map(normalised, savepoint_folders)]):
-            # Where a user had a savepoint go once may be out of reach by now.
+            # A folder that a user once gave for a savepoint may be out of reach by now.
             with contextlib.nullcontext() if root == own else logging_failure(root):
                 file_io = self._open_file_io(root)
                 now_ms = storage_time_ms(file_io)

@@ -18,10 +18,7 @@ from dagster_ckpt.values.redaction import without_secrets
 
 
 class UpgradePhase(StrEnum):
-    """Phase of an upgrade.
-
-    `dagster_ckpt.client.desired_state` has the transitions.
-    """
+    """Phase of an upgrade; `dagster_ckpt.client.desired_state` has the transitions."""
 
     PREFLIGHT = "PREFLIGHT"
     HANDING_OVER = "HANDING_OVER"
@@ -58,7 +55,7 @@ _OVER = (UpgradePhase.STABLE, UpgradePhase.REFUSED, UpgradePhase.ROLLED_BACK, Up
 
 @dataclass(frozen=True)
 class UpgradeRecord:
-    """See `UpgradePhase`.
+    """The progress of an upgrade.
 
     Attributes:
         old_execution_id: The newest execution before the new code.
@@ -115,7 +112,6 @@ class DesiredRecord:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
         reached: The last reconciled generation.
-        alert: Requires attention, until resolved or until `alert_until`.
     """
 
     stream_id: str
@@ -134,7 +130,7 @@ class DesiredRecord:
 
 
 class DesiredStateRecords(Records):
-    """Users set the desired state, the sensor records the progress.
+    """Desired states, which users set, and the progress that the sensor records.
 
     The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
@@ -164,10 +160,11 @@ class DesiredStateRecords(Records):
         retry_refused: bool = False,
         seen: DesiredRecord | None = None,
     ) -> DesiredRecord:
-        """None lets the asset's definition decide.
+        """Set the desired state; None lets the asset's definition decide.
 
-        `retry_refused` allows a code version again that was refused or rolled back. If the desired state has changed
-        since it was `seen`, it stays.
+        Args:
+            retry_refused: Allow a code version again that was refused or rolled back.
+            seen: Do nothing if the desired state has changed since then.
         """
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
@@ -203,10 +200,13 @@ class DesiredStateRecords(Records):
         begins: bool = False,
         lease: LeaseRecord | None = None,
     ) -> bool:
-        """With an event for each change.
+        """Record progress, with an event for each change.
 
         False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
-        deleted. `begins`: an upgrade, which increases the generation. `lease` covers the work, if done under one.
+        deleted.
+
+        Args:
+            begins: An upgrade begins, which increases the generation.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -266,7 +266,6 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
 
 
 def _hold(connection: Connection, stream_id: str) -> None:
-    """On PostgreSQL lock the row until the commit; SQLite locks everything."""
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

@@ -25,7 +25,7 @@ class LeaseRecords(Records):
     def acquire(
         self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:
-        """If it is free or expired.
+        """Acquire a lease if it is free or expired, otherwise raise LeaseHeldError.
 
         Args:
             take_over: Token of an unexpired lease whose holder is proven dead.
@@ -34,7 +34,7 @@ class LeaseRecords(Records):
         with self._database.writing() as connection:
             self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
             row = connection.execute(select(leases).where(leases.c.stream_id == stream_id).with_for_update()).one()
-            # PostgreSQL may have waited for the lock.
+            # Read only now, because PostgreSQL may have waited for the lock.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
@@ -78,7 +78,6 @@ class LeaseRecords(Records):
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Not held is no error."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
@@ -86,13 +85,12 @@ class LeaseRecords(Records):
             log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """The queries of all previous holders can plan no further batch."""
+        """Record that the queries of all previous holders can plan no further batch."""
         with self._database.writing_under(lease) as connection:
             of_stream = leases.c.stream_id == lease.stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Unexpired leases whose holders this JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -100,7 +98,6 @@ class LeaseRecords(Records):
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """May be expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -108,7 +105,6 @@ class LeaseRecords(Records):
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """Expired or not."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
@@ -124,7 +120,6 @@ class LeaseRecords(Records):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """LeaseLostError unless the token is the writer's."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:

@@ -19,7 +19,7 @@ from dagster_ckpt.values.redaction import without_secrets
 _LONGEST_SOURCE = 200
 _UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
 _OF_EXECUTION = ("stream_id", "run_id", "status", "progress")
-# Of the stream and its last execution; the others are recorded by events, or counted.
+# Read from the stream and its last execution; the others are recorded by events, or counted.
 _REPORTED = (
     declared.COUNTING_SINCE,
     *(declared.STATUS, declared.ROWS, declared.SOURCE_LAG, declared.BATCH_DURATION),
@@ -35,7 +35,7 @@ _RECORDED = [
 
 class MetricRecords(Records):
     def read(self, stream_ids: Sequence[str] | None = None) -> list[Sample]:
-        """In few queries, whose cost does not grow with the history."""
+        """Read the metrics of streams (None: all), in few queries whose cost does not grow with the history."""
 
         def of_these(query: Select[Any], column: Any = streams.c.stream_id) -> Select[Any]:
             return query if stream_ids is None else query.where(column.in_(stream_ids))
@@ -73,7 +73,6 @@ def _counting_since(connection: Connection, known: Select[Any]) -> dict[str, int
 
 
 def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> Iterator[Sample]:
-    """A count that never changed is 0; a figure that was never taken is left out."""
     for metric, kind, at_first in _RECORDED:
         value = _number(values.get((stream_id, metric.name, kind), at_first))
         if value is not None:
@@ -81,7 +80,6 @@ def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> 
 
 
 def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sample]:
-    """The figures of a query are given while it runs."""
     stream_id, status = row.stream_id, str(row.status).lower()
     if row.status in _UNENDED and writer != row.run_id:
         status = "dead"
@@ -109,7 +107,7 @@ def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sa
 
 
 def _lags(sources: object) -> dict[str, float]:
-    """By source. A query may read one source several times."""
+    """The lag of each source: the largest, if a query reads it several times."""
     lags: dict[str, float] = {}
     for source in sources if isinstance(sources, list) else ():
         behind = _number(source.get("behind")) if isinstance(source, dict) else None

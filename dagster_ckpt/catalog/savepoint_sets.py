@@ -1,7 +1,4 @@
-"""Savepoint sets.
-
-A set is recorded with each of its savepoints, in one transaction: it exists as a whole or not at all.
-"""
+"""Savepoint sets, each recorded with its savepoints in one transaction, so that it exists as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class SavepointSet:
         unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
         created_at_ms: Later than that of every earlier set, even if the clock was set back.
-        executions: Ids of the newest ones of its streams.
     """
 
     set_id: str
@@ -55,9 +51,10 @@ class SavepointSet:
 
 class SavepointSetRecords(Records):
     def record(self, made: SavepointSet, snapshot_ids: Sequence[str]) -> SavepointSet:
-        """No stream owns its savepoints then.
+        """Record a set, whose savepoints no stream owns any more.
 
-        Raises SnapshotNotFoundError if one of them is gone.
+        Raises:
+            SnapshotNotFoundError: One of them is gone.
         """
         with self._database.writing() as connection:
             values = values_of(made)
@@ -71,7 +68,6 @@ class SavepointSetRecords(Records):
         return self.get(made.set_id)
 
     def all(self) -> list[SavepointSet]:
-        """Newest first."""
         holding = snapshots.c.properties.contains(f'"{SAVEPOINT_SET}":{{', autoescape=True)
         found: dict[str, SavepointSet] = {}
         for row in self._database.rows(select(snapshots).where(holding)):
@@ -82,7 +78,6 @@ class SavepointSetRecords(Records):
         return sorted(found.values(), key=lambda each: each.created_at_ms, reverse=True)
 
     def get(self, reference: str) -> SavepointSet:
-        """By its id or label; of several with this label the newest."""
         sets = self.all()
         named = [each for each in sets if reference in (each.set_id, each.label)]
         if not named:
@@ -93,7 +88,7 @@ class SavepointSetRecords(Records):
         return named[0]
 
     def release(self, set_id: str) -> None:
-        """The streams own its savepoints then, and delete them like checkpoints."""
+        """Dissolve a set: its streams own the savepoints, and delete them like checkpoints."""
         with self._database.writing() as connection:
             for snapshot in self.get(set_id).savepoints.values():
                 row = lock_snapshot(connection, snapshot.snapshot_id)

@@ -64,11 +64,10 @@ _SETTINGS = {
     "savepoint_path": "Savepoints",
     "live_root": "Live directories",
 }
-# Of Kafka sources, and of queries with a watermark.
+# Only Kafka sources, and queries with a watermark, have these.
 _OPTIONAL = ("records_behind", _DELAY)
 # No stream lags so far behind its events: the events are old.
 _REPLAYED_MS = 30 * 86_400_000
-# Events of the page of failures, for a person.
 _FAILURES = {
     EventType.EXECUTION_ENDED: "Execution failed",
     EventType.RECOVERY_FAILED: "Recovery failed",
@@ -79,8 +78,6 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """A stream's health, or why it cannot be evaluated, and its snapshots by status."""
-
     stream: StreamDescription
     health: StreamHealth | None
     problem: str | None
@@ -98,8 +95,6 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Percentiles over the last `count` completed snapshots."""
-
     stream: StreamDescription
     count: int
     rows: tuple[Percentiles, ...]
@@ -107,11 +102,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Newest first.
-
-    Attributes:
-        upgrades: Steps of upgrades and results of preflights and comparisons.
-    """
+    """Everything newest first; `upgrades` includes results of preflights and comparisons."""
 
     stream: StreamDescription
     bars: tuple[TimelineBar, ...]
@@ -122,7 +113,7 @@ class TimelinePage:
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures of one kind with one reason; `what` names the kind, `at_ms` is that of the newest."""
+    """Failures of one kind (`what`) with one reason; `at_ms` is that of the newest."""
 
     what: str
     reason: str
@@ -133,8 +124,6 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class Failures:
-    """Failed attempts, and failed executions and recoveries, by reason; the most recent groups first."""
-
     stream: StreamDescription
     snapshots: tuple[SnapshotRecord, ...]
     groups: tuple[FailureGroup, ...]
@@ -150,8 +139,6 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """As of the last start; no options if none were recorded."""
-
     stream: StreamDescription
     options: tuple[Option, ...]
     settings: tuple[tuple[str, str], ...]
@@ -159,7 +146,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """Without a header if deleted or unreadable."""
+    """A snapshot, without a header if it is deleted or unreadable."""
 
     stream: str
     record: SnapshotRecord
@@ -173,8 +160,6 @@ class SnapshotPage:
 
 @dataclass(frozen=True)
 class GraphPage:
-    """Streams that read each other, drawn from left to right."""
-
     found: StreamConnections
     chart: Markup
 
@@ -206,7 +191,6 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def _delay_of_replayed(title: str, delays: Sequence[Point]) -> Markup | None:
-    """In place of the delay of old events, which only says how old they are."""
     least = min((round(point.value) for point in delays), default=0)
     if least < _REPLAYED_MS:
         return None
@@ -278,7 +262,6 @@ def failures(client: Client, stream: str) -> Failures:
 
 
 def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
-    """By kind and reason, from events that are newest first."""
     groups: dict[tuple[str, str], FailureGroup] = {}
     for event in failed:
         of = event.payload
@@ -297,7 +280,6 @@ def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
 
 
 def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
-    """Also a failed or deleted one."""
     described = client.describe_stream(stream, limit=1)
     record = client.catalog.snapshots.get(snapshot_id)
     if record.stream_id != described.stream_id:
@@ -321,7 +303,6 @@ def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
 
 
 def _sinks(properties: Mapping[str, object]) -> tuple[str, ...]:
-    """Where the query wrote: folders whose log the snapshot has, then tables and others."""
     captured, others = properties.get("sinks"), properties.get("other_sinks")
     folders = [each.get("path") for each in captured if isinstance(each, Mapping)] if isinstance(captured, list) else []
     return tuple(map(str, [*folders, *(others if isinstance(others, list) else [])]))
@@ -378,7 +359,6 @@ def _percentiles(title: str, values: Sequence[int | None], text: Callable[[int],
 
 
 def _json(value: object) -> str:
-    """Without secrets."""
     if isinstance(value, str):
         return without_secrets(value)
     return without_secrets(

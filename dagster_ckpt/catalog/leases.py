@@ -47,7 +47,8 @@ class LeaseRecords(Records):
                 "expires_at_ms": now_ms + ttl_ms,
                 "predecessor_unproven": row.predecessor_unproven or (before is not None and before.token != take_over),
             }
-            connection.execute(leases.update().where(leases.c.stream_id == stream_id).values(**values))
+            take = leases.update().where(leases.c.stream_id == stream_id).values(**values).returning(leases)
+            taken = _record(connection.execute(take).one(), now_ms)
             if before is not None:
                 self._database.record_event(
                     connection,
@@ -63,7 +64,6 @@ class LeaseRecords(Records):
                         "token": values["token"],
                     },
                 )
-            taken = _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
         if before is None:
             log_transition(stream_id, f"Acquired the lease of stream {stream_id}: {_holder(taken)}")
         return taken
@@ -72,10 +72,11 @@ class LeaseRecords(Records):
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
-            renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
-            if not connection.execute(renewed).rowcount:
+            renewal = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
+            renewed = connection.execute(renewal.returning(leases)).one_or_none()
+            if renewed is None:
                 raise LeaseLostError(lease_lost_message(stream_id, lease_row(connection, stream_id)))
-            return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
+            return _record(renewed, now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
         with self._database.writing() as connection:

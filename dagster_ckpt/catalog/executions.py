@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
+    UNENDED,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -24,7 +25,6 @@ from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
-_STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords(Records):
@@ -312,7 +312,7 @@ class ExecutionRecords(Records):
 
         Returns False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
-        to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
+        to_be_restarted = (*UNENDED, ExecutionStatus.FAILED.value)
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -362,7 +362,7 @@ class ExecutionRecords(Records):
         with self._database.writing() as connection:
             # Of two processes that settle the execution, the second waits and finds the event.
             connection.execute(select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
-            alike = _refused_alike(connection, stream_id, execution_id)
+            alike = _since_last_query(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
                 return
             self._database.record_event(
@@ -408,7 +408,7 @@ def _record(row: Row[Any]) -> ExecutionRecord:
     return ExecutionRecord(**values, broken="; ".join(troubles) or None)
 
 
-def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
+def _since_last_query(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, func
 from dagster_ckpt.catalog.database import Records, as_dict, cells, optional_dict, read_dict, read_enum
 from dagster_ckpt.catalog.records import (
     UNANSWERED,
+    UNENDED,
     EventRecord,
     EventType,
-    ExecutionStatus,
     SnapshotRecord,
     SnapshotStatus,
     SnapshotTrigger,
@@ -576,7 +576,7 @@ def _old_executions(stream_id: str, before_ms: int) -> ColumnElement[bool]:
     return and_(
         of_stream,
         executions.c.settled.is_(True),
-        executions.c.status.not_in((ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)),
+        executions.c.status.not_in(UNENDED),
         executions.c.ended_at_ms < before_ms,
         executions.c.ordinal <= last.scalar_subquery() - KEPT_EXECUTIONS,
         executions.c.ordinal != func.coalesce(with_sinks.scalar_subquery(), 0),

@@ -10,14 +10,13 @@ from sqlalchemy import Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Records, as_dict
 from dagster_ckpt.catalog.executions import newest_of
-from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, watermark_ms_of
+from dagster_ckpt.catalog.records import UNENDED, SnapshotStatus, watermark_ms_of
 from dagster_ckpt.catalog.tables import deployment, executions, leases, metrics, snapshots, streams
 from dagster_ckpt.values import metrics as declared
 from dagster_ckpt.values.metrics import METRICS, Metric, Sample
 from dagster_ckpt.values.redaction import without_secrets
 
 _LONGEST_SOURCE = 200
-_UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
 _OF_EXECUTION = ("stream_id", "run_id", "status", "progress")
 # Read from the stream and its last execution; the others are recorded by events, or counted.
 _REPORTED = (
@@ -81,7 +80,7 @@ def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> 
 
 def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sample]:
     stream_id, status = row.stream_id, str(row.status).lower()
-    if row.status in _UNENDED and writer != row.run_id:
+    if row.status in UNENDED and writer != row.run_id:
         status = "dead"
     yield Sample(declared.STATUS, stream_id, 1, status)
     progress = as_dict(row.progress)

@@ -129,7 +129,10 @@ class ExecutionStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        return self not in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+        return self.value not in UNENDED
+
+
+UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
 
 
 class SnapshotStatus(StrEnum):
@@ -338,13 +341,11 @@ class ExecutionRecord:
 
     @property
     def program(self) -> dict[str, str]:
-        program = (self.recovery or {}).get(PROGRAM)
-        return program if isinstance(program, dict) else {}
+        return _dict_in(self.recovery, PROGRAM)
 
     @property
     def launch(self) -> dict[str, Any]:
-        launch = (self.recovery or {}).get(LAUNCH)
-        return launch if isinstance(launch, dict) else {}
+        return _dict_in(self.recovery, LAUNCH)
 
     @property
     def began_with(self) -> str:
@@ -486,8 +487,7 @@ class SnapshotRecord:
 
     @property
     def plan(self) -> dict[str, Any]:
-        plan = self.properties.get("plan")
-        return plan if isinstance(plan, dict) else {}
+        return _dict_in(self.properties, "plan")
 
     @property
     def state_edits(self) -> tuple[str, ...]:
@@ -496,8 +496,7 @@ class SnapshotRecord:
 
     @property
     def edit(self) -> dict[str, Any]:
-        edit = self.properties.get("edit")
-        return edit if isinstance(edit, dict) else {}
+        return _dict_in(self.properties, "edit")
 
     @property
     def lags(self) -> dict[str, int]:
@@ -506,6 +505,11 @@ class SnapshotRecord:
     @property
     def watermark_ms(self) -> int | None:
         return watermark_ms_of(self.watermark)
+
+
+def _dict_in(values: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    found = (values or {}).get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:

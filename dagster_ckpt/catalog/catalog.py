@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, select, text
 
-from dagster_ckpt.catalog.database import Database, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_dict, as_text
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import EventRecords, HistoryRecords, PruningRecords
@@ -239,8 +239,8 @@ def accept_home(database: Database) -> None:
 
 
 def _parsed(recorded: object) -> CatalogHome | None:
-    said = optional_dict(recorded) if isinstance(recorded, str) else None
-    values = [(said or {}).get(name) for name in ("identity", "place", "host")]
+    stored = as_dict(recorded if isinstance(recorded, str) else None)
+    values = [stored.get(name) for name in ("identity", "place", "host")]
     return CatalogHome(*map(str, values)) if all(isinstance(value, str) for value in values) else None
 
 

@@ -169,7 +169,7 @@ class DesiredStateRecords(Records):
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
             if seen is not None:
-                _hold(connection, stream_id)
+                _lock(connection, stream_id)
                 before = _get(connection, stream_id)
                 if before.generation != seen.generation:
                     return before
@@ -209,11 +209,11 @@ class DesiredStateRecords(Records):
             begins: An upgrade begins, which increases the generation.
         """
         with self._database.writing_as(lease) as connection:
-            _hold(connection, before.stream_id)
+            _lock(connection, before.stream_id)
             row = _find(connection, before.stream_id)
             if row is None or row.generation != before.generation:
                 return False
-            if upgrade is not None and _names_one_that_is_gone(connection, upgrade, row.upgrade):
+            if upgrade is not None and _newly_names_a_deleted_snapshot(connection, upgrade, row.upgrade):
                 return False
             values = {
                 "upgrade": as_text(_to_keep(upgrade)) if upgrade is not None else None,
@@ -244,7 +244,7 @@ class DesiredStateRecords(Records):
         now_ms = self._database.now_ms(connection)
         new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}
         self._database.insert_if_absent(connection, desired_states, stream_id=stream_id, **new)
-        _hold(connection, stream_id)
+        _lock(connection, stream_id)
         return _get(connection, stream_id)
 
 
@@ -256,7 +256,9 @@ def _of(stream_id: str) -> Any:
     return desired_states.c.stream_id == stream_id
 
 
-def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
+def _newly_names_a_deleted_snapshot(
+    connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None
+) -> bool:
     """Whether an upgrade newly names a snapshot that is gone or being deleted; locks its row until the commit."""
     is_new = before is None or before.phase.is_over or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
@@ -265,7 +267,7 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
     return row is not None and row.status in (SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 
-def _hold(connection: Connection, stream_id: str) -> None:
+def _lock(connection: Connection, stream_id: str) -> None:
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

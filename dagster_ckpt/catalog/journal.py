@@ -48,8 +48,8 @@ class JournalRecords(Records):
         stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             again = planned_batches.c.batch_id >= batches[0].batch_id
-            is_over = _is_over(stream_id, batches[-1].batch_id)
-            connection.execute(planned_batches.delete().where(of_stream & (again | is_over)))
+            unneeded = _is_unneeded(stream_id, batches[-1].batch_id)
+            connection.execute(planned_batches.delete().where(of_stream & (again | unneeded)))
             connection.execute(
                 planned_batches.insert(),
                 [
@@ -111,7 +111,7 @@ def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -
     connection.execute(planned_batches.delete().where(undone))
 
 
-def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
+def _is_unneeded(stream_id: str, newest: int) -> ColumnElement[bool]:
     """Whether every checkpoint has the batch, or the journal is too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Row, select
@@ -74,7 +74,8 @@ class SavepointSetRecords(Records):
             values = set_in(row)
             if values is not None and row.status == SnapshotStatus.COMPLETED.value:
                 known = found.setdefault(str(values["id"]), set_from(values))
-                found[known.set_id] = _with(known, read_snapshot(row))
+                snapshot = read_snapshot(row)
+                found[known.set_id] = replace(known, savepoints={**known.savepoints, snapshot.stream_id: snapshot})
         return sorted(found.values(), key=lambda each: each.created_at_ms, reverse=True)
 
     def get(self, reference: str) -> SavepointSet:
@@ -140,7 +141,3 @@ def set_from(values: Mapping[str, Any]) -> SavepointSet:
         created_at_ms=created if isinstance(created, int) else 0,
         executions=tuple(map(str, values.get("executions") or ())),
     )
-
-
-def _with(known: SavepointSet, snapshot: SnapshotRecord) -> SavepointSet:
-    return SavepointSet(**{**vars(known), "savepoints": {**known.savepoints, snapshot.stream_id: snapshot}})

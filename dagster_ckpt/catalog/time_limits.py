@@ -57,10 +57,8 @@ def limit_connections(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)
         return
-    if engine.dialect.driver == "psycopg":
-        event.listen(engine, "do_connect", _connect_to_postgresql(_limited_connection()))
-    else:
-        event.listen(engine, "do_connect", _connect_to_postgresql(None))
+    connection_class = _limited_connection() if engine.dialect.driver == "psycopg" else None
+    event.listen(engine, "do_connect", _connect_to_postgresql(connection_class))
 
     @event.listens_for(engine, "connect")
     def limit_the_server(connection: Any, _record: object) -> None:

@@ -53,7 +53,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
         protected: Directories of snapshots whose objects must be kept, listed or not.
     """
     # Another process may be deleting the same snapshot.
-    metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
+    metadata = read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
         file_io.delete(f"{directory}/{METADATA_NAME}")
@@ -167,7 +167,7 @@ class Sweep:
             return []
         if any(self._is_under_way(name) for name in names):
             return []
-        if _read_if_there(file_io, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
+        if read_if_there(file_io, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
             return []
         if METADATA_NAME not in names:
             left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
@@ -219,7 +219,7 @@ def logging_failure(place: str) -> Iterator[None]:
         _log.warning("%s is left for the next pass: %s", place, error)
 
 
-def _read_if_there(file_io: FileIO, name: str) -> bytes | None:
+def read_if_there(file_io: FileIO, name: str) -> bytes | None:
     try:
         return file_io.read(name)
     except FileNotFoundError:

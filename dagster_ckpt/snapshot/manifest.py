@@ -80,13 +80,13 @@ class Manifest:
     def other_blocks(self) -> tuple[Block, ...]:
         return tuple(block for block in self.blocks if not block.stable)
 
-    @property
-    def uses(self) -> dict[str, ObjectUse]:
+    @cached_property
+    def uses(self) -> Mapping[str, ObjectUse]:
         return merge_uses(self.blocks)
 
     @property
     def objects(self) -> frozenset[str]:
-        return frozenset(name for block in self.blocks for name in block.uses)
+        return frozenset(self.uses)
 
     def object_sizes(self, file_io: FileIO, directory: str) -> dict[str, int]:
         return file_io.sizes([object_name(directory, name) for name in self.uses])

@@ -34,6 +34,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     delete_snapshot,
     logging_failure,
     probe_name,
+    read_if_there,
     savepoint_directories,
     storage_time_ms,
 )
@@ -232,12 +233,13 @@ class ObjectSnapshotStore:
     ) -> StoredSnapshot:
         """Copy a snapshot of another storage byte for byte; its objects that are here already only with `again`."""
         source_io, directory = source._at(location)
-        root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
+        is_checkpoint = checkpoint_number(directory) is not None
+        root = self._layout.stream_root if is_checkpoint else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
         file_io = self._open_file_io(root)
         width, mark = self._layout.transfer_threads, f"{directory}/{INCOMPLETE_NAME}"
-        is_new = checkpoint_number(directory) is None and file_io.size(f"{directory}/{METADATA_NAME}") is None
+        is_new = not is_checkpoint and file_io.size(f"{directory}/{METADATA_NAME}") is None
         if is_new:
             file_io.write(mark, [self._layout.stream_id.encode()])
         copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
@@ -245,18 +247,16 @@ class ObjectSnapshotStore:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
         notes = read_notes(source.companion(location, NOTES_NAME)).of_a_copy()
-        self.put_companion(f"{file_io.url}/{directory}", SET_NAME, source.companion(location, SET_NAME))
-        self.put_companion(f"{file_io.url}/{directory}", NOTES_NAME, notes.encoded())
+        copy = f"{file_io.url}/{directory}"
+        self.put_companion(copy, SET_NAME, source.companion(location, SET_NAME))
+        self.put_companion(copy, NOTES_NAME, notes.encoded())
         manifest = read_metadata(file_io, directory).manifest
-        return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
+        return StoredSnapshot(copy, manifest.full_bytes, copied, manifest.file_count)
 
     def companion(self, location: str, name: str) -> bytes | None:
         """Read a file in a snapshot's folder that is no part of it: `SET_NAME` or `NOTES_NAME`; None if missing."""
         file_io, directory = self._at(location)
-        try:
-            return file_io.read(f"{directory}/{name}")
-        except FileNotFoundError:
-            return None
+        return read_if_there(file_io, f"{directory}/{name}")
 
     def put_companion(self, location: str, name: str, content: bytes | None) -> None:
         file_io, directory = self._at(location)

@@ -131,14 +131,14 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
             "Give the import path of a class or function that takes stream_id and the settings, and returns a "
             "CustomFileIO or a SnapshotStore."
         ) from cause_to_show(error)
-    if not _missing(created, SnapshotStore):
+    missing = [name for name in vars(SnapshotStore) if not name.startswith("_") and not hasattr(created, name)]
+    if not missing:
         return cast("SnapshotStore", created)
     if not isinstance(created, FileIO):
-        missing = ", ".join(_missing(created, SnapshotStore))
         raise OptionError(
             f"{storage.factory!r} created a {type(created).__name__}, which is neither a FileIO nor a SnapshotStore "
-            f"(it has no {missing}). Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or an object with every "
-            "method of dagster_ckpt.snapshot.store.SnapshotStore."
+            f"(it has no {', '.join(missing)}). Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or an object "
+            "with every method of dagster_ckpt.snapshot.store.SnapshotStore."
         )
     return _store_over(created, stream_id, storage.deployment)
 
@@ -188,7 +188,3 @@ def _file_io(
     # A location has no user info: use that of the configured storage on the same host.
     user = (users or {}).get((path.scheme, path.authority), "")
     return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
-
-
-def _missing(created: object, interface: type) -> list[str]:
-    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(created, name)]

@@ -160,7 +160,7 @@ class _Writer:
             # An extended base's inlined bytes keep their offsets.
             elif entry.object is not None or self._extends:
                 self._entries.add(entry, stable=file.stable)
-            elif self._may_inline(file.size) and self._base is not None:
+            elif self._may_inline(file.size, len(self._inline)) and self._base is not None:
                 data = self._base.metadata.inline[entry.offset : entry.offset + file.size]
                 self._entries.add(entry._replace(offset=len(self._inline)), stable=file.stable)
                 self._inline += data
@@ -294,11 +294,10 @@ class _Writer:
         source = object_name(base.directory, reference)
         return name if self._file_io.adopt(object_name(self._directory, name), base.file_io, source) else None
 
-    def _may_inline(self, size: int, inlined: int | None = None) -> bool:
+    def _may_inline(self, size: int, inlined: int) -> bool:
         threshold = self._options.inline_threshold
         if threshold is None or size == 0:
             return True
-        inlined = len(self._inline) if inlined is None else inlined
         return size < threshold and self._fits(inlined + size)
 
     def _fits(self, inlined: int) -> bool:

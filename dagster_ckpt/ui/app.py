@@ -108,13 +108,13 @@ class ActionLog:
         """
         self._is_closing = True
         until = time.monotonic() + _CLOSING_S
-        while self._running() and time.monotonic() < until:
+        while self._is_running() and time.monotonic() < until:
             withdraw()
             time.sleep(0.1)
 
-    def _running(self) -> list[Action]:
+    def _is_running(self) -> bool:
         with self._lock:
-            return [action for action in self._actions if action.status is ActionStatus.RUNNING]
+            return any(action.status is ActionStatus.RUNNING for action in self._actions)
 
     def _run(self, action: Action, work: Callable[[Report], list[str]]) -> None:
         try:

@@ -237,28 +237,28 @@ def timeline(client: Client, stream: str) -> TimelinePage:
     bars = tuple(TimelineBar(each, restored.get(sources[each.execution_id])) for each in described.executions)
     taken = catalog.history.figures(described.stream_id, limit=CHARTED)
     chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
-    upgrades = catalog.events.last_of(
-        [described.stream_id],
-        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED, EventType.HANDED_OVER),
-        up_to=catalog.events.latest_sequence(),
-        each=_EVENTS,
-    )[described.stream_id]
+    upgrades = _newest_events(
+        client, described.stream_id, (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED, EventType.HANDED_OVER)
+    )
     branches = tuple(catalog.history.branches(described.stream_id))
-    return TimelinePage(described, bars, branches, tuple(reversed(upgrades))[:ROWS], chart)
+    return TimelinePage(described, bars, branches, tuple(upgrades[:ROWS]), chart)
 
 
 def failures(client: Client, stream: str) -> Failures:
     described = client.describe_stream(stream, limit=1)
-    catalog = client.catalog
-    page = catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
-    wanted = (EventType.EXECUTION_ENDED, EventType.RECOVERY_FAILED, EventType.TERMINALLY_FAILED, EventType.ALERT)
-    events = catalog.events.last_of(
-        [described.stream_id], wanted, up_to=catalog.events.latest_sequence(), each=_EVENTS
-    )[described.stream_id]
+    page = client.catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
     bad = [
-        each for each in events if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
+        each
+        for each in _newest_events(client, described.stream_id, tuple(_FAILURES))
+        if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
     ]
-    return Failures(described, page.snapshots, tuple(_grouped(list(reversed(bad))))[:ROWS])
+    return Failures(described, page.snapshots, tuple(_grouped(bad))[:ROWS])
+
+
+def _newest_events(client: Client, stream_id: str, types: Sequence[EventType]) -> list[EventRecord]:
+    events = client.catalog.events
+    found = events.last_of([stream_id], types, up_to=events.latest_sequence(), each=_EVENTS)
+    return found[stream_id][::-1]
 
 
 def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
@@ -266,7 +266,7 @@ def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
     for event in failed:
         of = event.payload
         at = f" at {of['point']}" if of.get("point") else ""
-        what = _FAILURES.get(event.type, event.type.value) + at
+        what = _FAILURES[event.type] + at
         reason = str(of.get("reason") or of.get("detail") or of.get("message") or of.get("alert") or "")
         seen = groups.get((what, headline(reason)))
         groups[what, headline(reason)] = FailureGroup(

@@ -1,7 +1,7 @@
 """`Catalog`, its schema and its home.
 
 With a copy of a catalog, each stream would have two leases and so two writers. The catalog therefore records where its
-database is, and refuses to open as a copy; it may be moved or restored.
+database is: a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations

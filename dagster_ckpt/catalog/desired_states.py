@@ -79,11 +79,7 @@ class UpgradeRecord:
 
 @dataclass(frozen=True)
 class PreflightRecord:
-    """Result of running new code on a copy of a stream's state.
-
-    Attributes:
-        refused_plan: Fingerprint of the plan, if a user has to accept its differences.
-    """
+    """Result of running new code on a copy of a stream's state; `refused_plan` awaits a user's acceptance."""
 
     code_version: str | None
     passed: bool
@@ -111,7 +107,6 @@ class DesiredRecord:
     Attributes:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
-        reached: The last reconciled generation.
     """
 
     stream_id: str
@@ -259,7 +254,6 @@ def _of(stream_id: str) -> Any:
 def _newly_names_a_deleted_snapshot(
     connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None
 ) -> bool:
-    """Whether an upgrade newly names a snapshot that is gone or being deleted; locks its row until the commit."""
     is_new = before is None or before.phase.is_over or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False

@@ -217,11 +217,7 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """How a timeline began.
-
-    Attributes:
-        accepted: Why streams downstream may keep what they have read of the rows that it undid; None: they may not.
-    """
+    """How a timeline began; `accepted` says why streams downstream may keep undone rows that they have read."""
 
     timeline: int
     parent: int
@@ -308,7 +304,7 @@ class HistoryRecords(Records):
         return [Branch(*row) for row in self._database.rows(query)]
 
     def begins(self, stream_id: str) -> dict[int, tuple[int, int]]:
-        """Return what `past_of` takes."""
+        """The `begins` of `past_of`."""
         return {each.timeline: (each.parent, each.to_batch) for each in self.branches(stream_id)}
 
     def began_anew(self, stream: StreamRecord) -> bool:

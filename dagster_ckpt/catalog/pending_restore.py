@@ -18,7 +18,7 @@ class SinkRollBack(msgspec.Struct, frozen=True, kw_only=True):
 
     query_id: str | None = None
     query_ids: tuple[str, ...] = ()
-    # The query continues under another id, so sinks that know batches by it get the undone ones again.
+    # The query continues under another id: sinks that know batches by id get the undone ones again.
     may_repeat: bool = False
     # The start accepted loss: a table of which it is unknown what to undo stays as it is.
     accepts_loss: bool = False

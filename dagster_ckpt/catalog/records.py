@@ -156,23 +156,23 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# Key of an execution's recovery and of a snapshot's properties: what the sources read.
+# Keys of an execution's recovery. What the sources read, also a property of snapshots:
 SOURCE_IDENTITIES = "source_identities"
-# Key of an execution's recovery: whether a supervisor launches runs of its stream.
+# Whether a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
-# Likewise: batch assets that the stream reads, and that are built from another stream's output.
+# Batch assets that the stream reads, and that are built from another stream's output.
 BATCH_INPUTS = "batch_inputs"
-# Likewise: the origin of the request that started it.
+# The origin of the request that started it.
 REQUESTED_BY = "requested_by"
-# Likewise: what `running_program` returns.
+# What `running_program` returns.
 PROGRAM = "program"
-# Likewise: what its driver was launched with (`client/launching.py`).
+# What its driver was launched with (`client/launching.py`).
 LAUNCH = "launch"
 # The origin of requests by which the supervisor reaches a desired state.
 DESIRED_STATE_ORIGIN = "desired state"
-# Argument of a START request: the execution whose driver is launched again.
+# Arguments of a START request. The execution whose driver is launched again:
 LAUNCH_OF = "launch_of"
-# Likewise: its run checks the code, then suspends the query.
+# Whether its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
 # Argument of a SUSPEND request: the START request that continues there.
 FOR_START = "for_start"
@@ -355,7 +355,7 @@ class ExecutionRecord:
 
     @property
     def shown_cause(self) -> str:
-        """The cause as people see it: the catalog counts a start for the desired state as manual."""
+        """The cause to show: the catalog counts a start for the desired state as manual."""
         is_reached = (self.recovery or {}).get(REQUESTED_BY) == DESIRED_STATE_ORIGIN
         return "DESIRED_STATE" if is_reached and self.cause is StartCause.MANUAL else self.cause.value
 
@@ -413,7 +413,6 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        location: URL of its folder, once completed.
         full_bytes: Bytes that a restore reads; `incremental_bytes` were written.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
         claimed: A start claimed it: the stream deletes it like a checkpoint.
@@ -481,7 +480,7 @@ class SnapshotRecord:
     def is_proven(self) -> bool:
         """Whether its state was loaded from storage and no later check found it broken.
 
-        A query that resumed there committed a batch, or a verification read the state with Spark.
+        Either a query that resumed there committed a batch, or a verification read the state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
@@ -576,11 +575,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A driver that runs independently of the process that launched it.
-
-    Attributes:
-        host: Of the driver, or of the submission that hands it to a cluster.
-    """
+    """A driver that outlives the process that launched it, on `host` or submitted to a cluster from there."""
 
     request_id: str
     stream_id: str

@@ -301,11 +301,7 @@ def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RebuiltStream:
-    """What to register for an unknown stream.
-
-    Attributes:
-        begins: For each timeline, its parent and the batch at which it branched off.
-    """
+    """What to register for an unknown stream; `begins` is each timeline's parent and the batch of its branch."""
 
     snapshots: Sequence[SnapshotRecord]
     next_number: int

@@ -243,7 +243,6 @@ desired_states = Table(
     "desired_states",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
-    # Empty: the asset's definition decides.
     Column("desired", String(16)),
     Column("generation", Integer, nullable=False),
     Column("reached", Integer, nullable=False),

@@ -22,7 +22,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 # These bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
-# At most 0.6 MB each. Lookups in the order of paths need one at a time of each snapshot that contributed blocks.
+# At most 0.6 MB each. Lookups in the order of paths need one of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
@@ -66,10 +66,9 @@ _path_of = attrgetter("path")
 
 @dataclass(frozen=True)
 class Block:
-    """Some files of a snapshot, in the order of their paths.
+    """Some files of a snapshot, in the order of their paths; `packed` is JSON lines in gzip.
 
     Attributes:
-        packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
     """
 

@@ -139,7 +139,7 @@ class Manifest:
 
 
 def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Runs of blocks in ascending order of paths, newest first: a path is in at most one block of each run."""
+    """Runs of blocks in ascending order, newest first: a path is in at most one block of each run."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and runs[-1][-1].last < block.first:

@@ -254,7 +254,7 @@ class ObjectSnapshotStore:
         return StoredSnapshot(copy, manifest.full_bytes, copied, manifest.file_count)
 
     def companion(self, location: str, name: str) -> bytes | None:
-        """Read a file in a snapshot's folder that is no part of it: `SET_NAME` or `NOTES_NAME`; None if missing."""
+        """Read a file in a snapshot's folder that is no part of it: `SET_NAME` or `NOTES_NAME`."""
         file_io, directory = self._at(location)
         return read_if_there(file_io, f"{directory}/{name}")
 

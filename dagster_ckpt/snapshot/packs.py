@@ -55,7 +55,6 @@ class PackCallbacks:
     """What a worker calls while it writes.
 
     Attributes:
-        stored_at: Where the content of a file with this digest is stored already.
         check_aborted: Raises SnapshotAbortedError; called at short intervals.
         creating: Called with the name of each data object before it is created, to remove a partial one.
         complete: Called with a function that completes a task's last data object, which must run before the snapshot is

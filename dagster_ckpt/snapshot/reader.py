@@ -183,7 +183,7 @@ def copy_snapshot(
         )
     sizes, present = source.sizes(list(needed)), target.sizes(list(needed))
     lacking = {each for each, length in needed.items() if present.get(each, -1) < length}
-    # An object that the storage has cut short replaces no longer one: other copies may need its end.
+    # An object that was cut short must not replace a longer one, whose end other copies may need.
     wanted = [each for each in needed if each in lacking or (again and sizes.get(each, -1) >= present[each])]
     for each in wanted:
         if sizes.get(each, -1) < needed[each]:

@@ -75,7 +75,7 @@ class SourceFile:
         return
 
 
-# An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
+# An object with a smaller share in use is written again, which costs at most a third of what its deletion frees.
 SPARSE = 0.25
 
 ShareObject = Callable[[str], str | None]
@@ -87,8 +87,8 @@ class BaseSnapshot:
 
     Attributes:
         same_folder: Both refer to the same objects by the same names. Otherwise each object has to be linked or copied.
-        sizes: Sizes of its objects when this process wrote the snapshot; None: list them. They are listed again before
-            the next snapshot becomes visible.
+        sizes: Sizes of its objects when this process wrote it; None: list them. They are listed again before the next
+            snapshot becomes visible.
     """
 
     metadata: Metadata

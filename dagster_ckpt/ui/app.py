@@ -135,7 +135,6 @@ class ActionLog:
 
 
 def exposition(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
-    """Format samples for Prometheus or OpenMetrics; return the text and its content type."""
     families = {
         metric: (CounterMetricFamily if metric.is_counter else GaugeMetricFamily)(
             metric.family, metric.description, labels=metric.labels
@@ -400,7 +399,7 @@ class CheckpointPage:
         return HTMLResponse(text)
 
     def _page(self, handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap a handler, which blocks and so runs in a thread, in a page whose errors are pages too."""
+        """Run a handler, which blocks, in a thread; its errors are pages too."""
 
         async def answer(request: Request) -> Response:
             try:

@@ -87,7 +87,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of one figure, as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99."""
+    """Statistics of one figure, as text: minimum, mean, maximum, then percentiles 50, 90, 95 and 99."""
 
     title: str
     values: tuple[str, ...]
@@ -146,8 +146,6 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """A snapshot, without a header if it is deleted or unreadable."""
-
     stream: str
     record: SnapshotRecord
     header: SnapshotHeader | None
@@ -165,7 +163,6 @@ class GraphPage:
 
 
 def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
-    """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
     return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
 

@@ -1,4 +1,4 @@
-"""Enums: checkpointing modes, checkpoint retention, states of a stream, and delivery guarantees of a Kafka sink."""
+"""Enums of checkpointing, checkpoint retention, streams and Kafka delivery."""
 
 from __future__ import annotations
 

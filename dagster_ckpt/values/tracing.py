@@ -41,7 +41,7 @@ def span(name: str, **facts: AttributeValue | None) -> Iterator[None]:
 
 
 class PhasedSpan:
-    """A span of consecutive phases, which may run in different threads; it ignores phases after its end."""
+    """A span of consecutive phases, perhaps in different threads."""
 
     def __init__(self, name: str, **facts: AttributeValue | None) -> None:
         self._span = _start(name)

@@ -51,7 +51,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 
 def parser_message(error: Exception) -> str:
-    """Return the message of a parser, shortened and printable, because it may quote the unreadable bytes."""
+    """Return a parser's message, shortened and printable: it may quote the unreadable bytes."""
     # Slow to import.
     from pydantic_core import ValidationError  # noqa: PLC0415
 

@@ -26,7 +26,6 @@ INCOMPLETE_NAME = "_incomplete"
 SET_NAME = "_set"
 # Marks a copy whose bytes were all read and compared.
 VERIFIED_NAME = "_verified"
-# See `SnapshotNotes`.
 NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")

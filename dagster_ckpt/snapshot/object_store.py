@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from dagster_ckpt.errors import (
     CkptError,
     OptionError,
@@ -45,7 +47,6 @@ from dagster_ckpt.snapshot.manifest import (
     checkpoint_directory,
     checkpoint_number,
 )
-from dagster_ckpt.snapshot.notes import read_notes
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, copy_snapshot, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -372,3 +373,28 @@ def _folder(location: str) -> str:
 
 def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]
+
+
+class SnapshotNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`_notes` in the folder of a snapshot: what only the catalog knows of it, for a catalog that is rebuilt."""
+
+    tagged_by: str | None = None
+    label: str | None = None
+    problem: str | None = None
+    broken_since_ms: int | None = None
+    proven_at_ms: int | None = None
+
+    def of_a_copy(self) -> SnapshotNotes:
+        """Leave out damage, which is of the original's bytes."""
+        return msgspec.structs.replace(self, problem=None, broken_since_ms=None)
+
+    def encoded(self) -> bytes | None:
+        return msgspec.json.encode(self) if self != SnapshotNotes() else None
+
+
+def read_notes(content: bytes | None) -> SnapshotNotes:
+    """Parse notes; empty if missing or damaged, because a snapshot is judged without them."""
+    try:
+        return msgspec.json.decode(content or b"{}", type=SnapshotNotes)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return SnapshotNotes()

@@ -31,7 +31,7 @@ from dagster_ckpt.values.untrusted import from_json
 _RECORDED = "dagster_ckpt_recorded"
 
 
-# Free text in events, which may contain secrets.
+# Free text in events may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
 
@@ -58,7 +58,7 @@ _USED_AT = "dagster_ckpt_used_at"
 
 
 class Database:
-    """A SQL database that several processes and threads use concurrently.
+    """A SQL database that several processes and threads use.
 
     Times are its own unless a `clock` is given (ms since the epoch): leases do not depend on their holders' clocks.
     """

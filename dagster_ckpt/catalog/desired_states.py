@@ -79,7 +79,7 @@ class UpgradeRecord:
 
 @dataclass(frozen=True)
 class PreflightRecord:
-    """Result of running new code on a copy of a stream's state; `refused_plan` awaits a user's acceptance."""
+    """Result of running new code on a copy of the state; `refused_plan` is the fingerprint of a plan to accept."""
 
     code_version: str | None
     passed: bool

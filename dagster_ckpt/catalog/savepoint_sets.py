@@ -1,4 +1,4 @@
-"""Savepoint sets, each recorded with its savepoints in one transaction, so that it exists as a whole or not at all."""
+"""Savepoint sets, recorded with their savepoints in one transaction: a set exists as a whole or not at all."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ class SnapshotRecords(Records):
         """Complete an attempt; without a lease, one of a stopped stream.
 
         Args:
-            after_batch: The execution has committed a batch: it has loaded the state, so earlier failures of recoveries
-                no longer count.
+            after_batch: The execution has committed a batch, so earlier failures of recoveries no longer count.
             alignment_ms: How long the attempt waited for its batch boundary.
         """
         with self._database.writing_as(lease) as connection:

@@ -248,8 +248,6 @@ class CheckpointPage:
             400,
         )
 
-    # The pages.
-
     def _streams(self, request: Request) -> Response:
         return self._render(request, "streams.html", streams=self._client.list_streams())
 
@@ -320,8 +318,6 @@ class CheckpointPage:
         text, content_type = await run_in_threadpool(exposition, samples, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
-    # Actions.
-
     async def _sign_in(self, request: Request) -> Response:
         given = request.query_params.get("token", "")
         if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
@@ -385,8 +381,6 @@ class CheckpointPage:
     def _signature(self) -> str:
         """What the cookie holds: proof of the token, not the token."""
         return hmac.new((self._token or "").encode(), b"actions", hashlib.sha256).hexdigest()
-
-    # Rendering.
 
     def _of_stream(self, stream: Any, tab: str) -> dict[str, Any]:
         return {"stream": stream, "tab": tab, "actions": self._log.of(stream.stream_id)}

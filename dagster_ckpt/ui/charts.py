@@ -25,7 +25,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More dots would overlap.
 _MOST_POINTS = 200
 _SAVEPOINT = 2.0
-# Room for the name of an end of the time axis.
+# Room for the name at an end of the axis.
 _END_NAME = 170
 # A value this many times as high as the others is cut off.
 _FAR_ABOVE = 4

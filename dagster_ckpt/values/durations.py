@@ -149,7 +149,7 @@ _LONGEST = 160
 
 
 def headline(message: str) -> str:
-    """Return the first line of a message, cut after a clause or a word if it is long."""
+    """The first line of a message, cut after a clause or a word if it is long."""
     whole = message.strip()
     first = whole.split("\n", 1)[0].rstrip()
     if len(first) > _LONGEST:

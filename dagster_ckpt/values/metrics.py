@@ -148,7 +148,7 @@ METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) 
 
 
 class Sample(NamedTuple):
-    """A value of a metric; `kind` is the value of its label besides `stream`, empty if it has none."""
+    """A value of a metric; `kind` is the value of its label besides `stream`, or empty."""
 
     metric: Metric
     stream_id: str

@@ -97,7 +97,7 @@ def refuse_user_info(option: str, url: str | None) -> None:
 
 
 def cause_to_show(error: BaseException) -> BaseException | None:
-    """Return the error as a cause to chain; None if it or one of its causes contains a secret."""
+    """The error as a cause to chain; None if it or one of its causes contains a secret."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
@@ -118,7 +118,7 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def _end_of_user(rest: str) -> int:
-    """Return the index of the `@` that ends the user info after `://`, or -1.
+    """The index of the `@` that ends the user info after `://`, or -1.
 
     An unescaped password may contain `@`, `/`, `?` and `#`: then the last `@` counts.
     """

@@ -23,7 +23,7 @@ _ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path of `file:///a`, Hadoop's `file:/a` or a plain path; None for any other URL."""
+    """The path of `file:///a`, Hadoop's `file:/a` or a plain path; None for any other URL."""
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
@@ -54,7 +54,7 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 
 
 def location_url(option: str, value: str) -> str:
-    """Return the URL of a location: an absolute path means `file://`, a relative one is refused.
+    """The URL of a location: an absolute path means `file://`, a relative one is refused.
 
     Classes with PyFlink's names take URLs only, as Flink does.
 

@@ -1,7 +1,7 @@
-"""`Catalog`, with its schema and its home.
+"""`Catalog`, its schema and its home.
 
-A copy of a catalog would have its own lease for each stream, and so two writers. So the catalog records where its
-database is; a copy is refused, a moved or restored catalog is not.
+With a copy of a catalog, each stream would have two leases and so two writers. The catalog therefore records where its
+database is: a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, select, text
 
-from dagster_ckpt.catalog.database import Database, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_dict, as_text
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import EventRecords, HistoryRecords, PruningRecords
@@ -79,7 +79,7 @@ class Catalog:
 
     @staticmethod
     def accept(url: str) -> None:
-        """Use a copy of a catalog, whose original nothing may use any more."""
+        """Let a copy of a catalog replace its original, which nothing may use any more."""
         database = Database(url)
         upgrade(database)
         accept_home(database)
@@ -87,16 +87,12 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Each snapshot carries it."""
         # `take_over_deployment` in another process may change it.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Replace the lost catalog of a deployment, so that its snapshots belong to this one.
-
-        Refuses if a snapshot was completed here; with `only_if_unused`, also if a stream was started.
-        """
+        """Replace the lost catalog of a deployment, so that its snapshots belong to this one."""
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
             completed = snapshots.c.location.is_not(None)
@@ -118,7 +114,6 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """By the clock of recorded times."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -133,7 +128,7 @@ def _open(url: str, clock: Clock | None) -> Catalog:
     return Catalog(url, clock=clock)
 
 
-# Arbitrary, unlike other locks on the server.
+# Arbitrary.
 _ADVISORY_LOCK = 7_246_019_381
 
 
@@ -145,9 +140,9 @@ def alembic_config() -> Config:
     return config
 
 
-# A test compares it with the migrations: alembic is slow to import.
+# A constant that a test compares with the migrations, because alembic is slow to import.
 NEWEST_REVISION = "0003"
-# As alembic makes it.
+# The table as alembic creates it.
 _ALEMBIC_VERSION = text(
     "CREATE TABLE alembic_version "
     "(version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
@@ -177,7 +172,6 @@ def _current_revision(connection: Connection) -> str | None:
 def _create(connection: Connection) -> None:
     metadata.create_all(connection, checkfirst=False)
     connection.execute(event_counter.insert().values(id=1, last_sequence=0))
-    # Snapshots carry the id of the deployment whose catalog recorded them.
     connection.execute(deployment.insert().values(deployment_id=str(uuid.uuid4())))
     connection.execute(_ALEMBIC_VERSION)
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": NEWEST_REVISION})
@@ -210,7 +204,7 @@ class CatalogHome:
     """Where the database of a catalog is.
 
     Attributes:
-        identity: Survives a move, differs for a copy: inode of a file, cluster and oid in PostgreSQL.
+        identity: Inode of the file, or cluster and oid in PostgreSQL: survives a move, differs for a copy.
         host: The machine or cluster on which another identity can be looked up.
     """
 
@@ -220,7 +214,6 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
-    """Record where a catalog is; refuse a copy of one that may still be used."""
     here = _home_of(database)
     if here is None:
         return
@@ -246,13 +239,12 @@ def accept_home(database: Database) -> None:
 
 
 def _parsed(recorded: object) -> CatalogHome | None:
-    said = optional_dict(recorded) if isinstance(recorded, str) else None
-    values = [(said or {}).get(name) for name in ("identity", "place", "host")]
+    stored = as_dict(recorded if isinstance(recorded, str) else None)
+    values = [stored.get(name) for name in ("identity", "place", "host")]
     return CatalogHome(*map(str, values)) if all(isinstance(value, str) for value in values) else None
 
 
 def _home_of(database: Database) -> CatalogHome | None:
-    """None for anything but a plain file, or a cluster that hides from this user."""
     if database.url.get_backend_name() == "sqlite":
         path = database.url.database or ""
         if path.startswith("file:"):

@@ -31,7 +31,7 @@ from dagster_ckpt.values.untrusted import from_json
 _RECORDED = "dagster_ckpt_recorded"
 
 
-# Free text may contain secrets.
+# Free text in events may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
 
@@ -58,9 +58,9 @@ _USED_AT = "dagster_ckpt_used_at"
 
 
 class Database:
-    """A SQL database that several processes and threads use concurrently.
+    """A SQL database that several processes and threads use.
 
-    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their holders'.
+    Times are its own unless a `clock` is given (ms since the epoch): leases do not depend on their holders' clocks.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -69,8 +69,7 @@ class Database:
         self._clock = clock
         self._call_limit_s = call_limit_s(DEFAULT_TTL_MS)
         self.engine = _engine(self.url, os.getpid())
-        # On PostgreSQL each statement sees what is committed then, in a transaction or not, and begin and
-        # end of one are two round trips.
+        # On PostgreSQL, a transaction would not change what a statement sees, but add two round trips.
         self._to_read = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
     @property
@@ -92,7 +91,6 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A write transaction. On SQLite it locks out other writers at once."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -110,12 +108,11 @@ class Database:
             log_event(stream_id, what, payload)
 
     def limit_calls(self, ttl_ms: int) -> None:
-        """Limit calls to what a lease with this time to live allows; never raises the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     @contextmanager
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
-        """A write transaction that commits only if the stream's lease is still held.
+        """Open a write transaction that commits only if the stream's lease is still held.
 
         Every write of a run uses it: after an earlier check the process may be paused, and its lease taken over.
         """
@@ -125,7 +122,6 @@ class Database:
 
     @contextmanager
     def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
-        """`writing_under` a lease or, for what operators may do too, `writing`."""
         with self.writing() if lease is None else self.writing_under(lease) as connection:
             yield connection
 
@@ -135,7 +131,7 @@ class Database:
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """False if its key exists. On PostgreSQL the later of two concurrent writers waits here."""
+        """Insert a row; False if its key exists. On PostgreSQL the later of two concurrent writers waits here."""
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
@@ -153,7 +149,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """In the transaction of its change; it is logged after the commit."""
+        """Record an event and its metrics in the transaction of its change; it is logged after the commit."""
         kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
@@ -203,12 +199,10 @@ def as_text(value: object) -> str:
 
 
 def as_dict(value: str | None) -> dict[str, Any]:
-    """Like `optional_dict`, but empty instead of None."""
     return optional_dict(value) or {}
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """`unreadable`, and reported in `troubles`, if unknown."""
     try:
         return known(value)
     except ValueError:
@@ -217,7 +211,6 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """None, and reported in `troubles`, if unreadable."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -225,7 +218,6 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """None if missing or unreadable."""
     if value is None:
         return None
     try:
@@ -236,7 +228,7 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """A cell of another type than its column is emptied, and reported in `troubles`.
+    """The cells of a row; one that is not of its column's type is emptied and named in `troubles`.
 
     SQLite accepts any type in any column, and a database may be damaged.
     """
@@ -262,7 +254,6 @@ def _secrets(url: URL) -> list[str]:
 
 
 def _make_file(url: URL) -> None:
-    """A new SQLite catalog is readable by its owner only."""
     path = url.database or ""
     if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
         return
@@ -308,13 +299,12 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# Cached for their compiled queries: a sensor opens the catalog at each tick. By process: a fork must not share
-# connections.
+# Cached because a sensor opens the catalog at each tick; by process because a fork must not share connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
         if url.get_backend_name() != "sqlite":
-            # hstore would be asked for on each connection.
+            # The dialect would look for hstore on each new connection.
             options = {"use_native_hstore": False} if url.get_dialect().driver == "psycopg" else {}
             engine = create_engine(url, pool_timeout=call_limit_s(DEFAULT_TTL_MS), **options)
             limit_connections(engine)
@@ -330,7 +320,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # Python's driver would begin transactions too late.
+        # Python's driver begins transactions too late, so `begin` does it.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -346,7 +336,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
 
 def _test_idle_connections(engine: Engine) -> None:
-    """SQLAlchemy's `pool_pre_ping`, but not before each of many reads: the test is a round trip as they are."""
+    """Test a connection only if it was idle: with `pool_pre_ping`, each read would need a second round trip."""
 
     @event.listens_for(engine, "checkin")
     def note(_connection: object, record: ConnectionPoolEntry) -> None:
@@ -364,14 +354,13 @@ def _test_idle_connections(engine: Engine) -> None:
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """As stored; None if never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
-    """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
+    """Raise LeaseLostError unless the lease has this token, and lock it until this transaction ends.
 
-    PostgreSQL locks the row, so a take-over waits. SQLite excludes other writers anyway.
+    On PostgreSQL a take-over waits for the row; SQLite excludes other writers anyway.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -380,7 +369,6 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
 
 
 def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
-    """Whether a lease was renewed since it was seen; locks its row until this transaction ends."""
     query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
     row = connection.execute(query).one_or_none()
     return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)
@@ -405,7 +393,6 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Locked until the commit."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()

@@ -18,10 +18,7 @@ from dagster_ckpt.values.redaction import without_secrets
 
 
 class UpgradePhase(StrEnum):
-    """Phase of an upgrade.
-
-    `dagster_ckpt.client.desired_state` has the transitions.
-    """
+    """Phase of an upgrade; `dagster_ckpt.client.desired_state` has the transitions."""
 
     PREFLIGHT = "PREFLIGHT"
     HANDING_OVER = "HANDING_OVER"
@@ -58,7 +55,7 @@ _OVER = (UpgradePhase.STABLE, UpgradePhase.REFUSED, UpgradePhase.ROLLED_BACK, Up
 
 @dataclass(frozen=True)
 class UpgradeRecord:
-    """See `UpgradePhase`.
+    """The progress of an upgrade.
 
     Attributes:
         old_execution_id: The newest execution before the new code.
@@ -82,11 +79,7 @@ class UpgradeRecord:
 
 @dataclass(frozen=True)
 class PreflightRecord:
-    """Result of running new code on a copy of a stream's state.
-
-    Attributes:
-        refused_plan: Fingerprint of the plan, if a user has to accept its differences.
-    """
+    """Result of running new code on a copy of the state; `refused_plan` is the fingerprint of a plan to accept."""
 
     code_version: str | None
     passed: bool
@@ -114,8 +107,6 @@ class DesiredRecord:
     Attributes:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
-        reached: The last reconciled generation.
-        alert: Requires attention, until resolved or until `alert_until`.
     """
 
     stream_id: str
@@ -134,7 +125,7 @@ class DesiredRecord:
 
 
 class DesiredStateRecords(Records):
-    """Users set the desired state, the sensor records the progress.
+    """Desired states, which users set, and the progress that the sensor records.
 
     The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
@@ -164,15 +155,16 @@ class DesiredStateRecords(Records):
         retry_refused: bool = False,
         seen: DesiredRecord | None = None,
     ) -> DesiredRecord:
-        """None lets the asset's definition decide.
+        """Set the desired state; None lets the asset's definition decide.
 
-        `retry_refused` allows a code version again that was refused or rolled back. If the desired state has changed
-        since it was `seen`, it stays.
+        Args:
+            retry_refused: Allow a code version again that was refused or rolled back.
+            seen: Do nothing if the desired state has changed since then.
         """
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
             if seen is not None:
-                _hold(connection, stream_id)
+                _lock(connection, stream_id)
                 before = _get(connection, stream_id)
                 if before.generation != seen.generation:
                     return before
@@ -203,17 +195,20 @@ class DesiredStateRecords(Records):
         begins: bool = False,
         lease: LeaseRecord | None = None,
     ) -> bool:
-        """With an event for each change.
+        """Record progress, with an event for each change.
 
         False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
-        deleted. `begins`: an upgrade, which increases the generation. `lease` covers the work, if done under one.
+        deleted.
+
+        Args:
+            begins: An upgrade begins, which increases the generation.
         """
         with self._database.writing_as(lease) as connection:
-            _hold(connection, before.stream_id)
+            _lock(connection, before.stream_id)
             row = _find(connection, before.stream_id)
             if row is None or row.generation != before.generation:
                 return False
-            if upgrade is not None and _names_one_that_is_gone(connection, upgrade, row.upgrade):
+            if upgrade is not None and _newly_names_a_deleted_snapshot(connection, upgrade, row.upgrade):
                 return False
             values = {
                 "upgrade": as_text(_to_keep(upgrade)) if upgrade is not None else None,
@@ -244,7 +239,7 @@ class DesiredStateRecords(Records):
         now_ms = self._database.now_ms(connection)
         new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}
         self._database.insert_if_absent(connection, desired_states, stream_id=stream_id, **new)
-        _hold(connection, stream_id)
+        _lock(connection, stream_id)
         return _get(connection, stream_id)
 
 
@@ -256,8 +251,9 @@ def _of(stream_id: str) -> Any:
     return desired_states.c.stream_id == stream_id
 
 
-def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is gone or being deleted; locks its row until the commit."""
+def _newly_names_a_deleted_snapshot(
+    connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None
+) -> bool:
     is_new = before is None or before.phase.is_over or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False
@@ -265,8 +261,7 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
     return row is not None and row.status in (SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 
-def _hold(connection: Connection, stream_id: str) -> None:
-    """On PostgreSQL lock the row until the commit; SQLite locks everything."""
+def _lock(connection: Connection, stream_id: str) -> None:
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

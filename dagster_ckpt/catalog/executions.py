@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, Row, Select, func,
 from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
+    UNENDED,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -24,14 +25,12 @@ from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
-_STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords(Records):
-    """An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
+    """Executions, of a stream or run newest first. An unreadable row is BROKEN; a run's writes require its lease."""
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
-        """Newest first."""
         of_run = select(executions).where(executions.c.run_id == run_id)
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
@@ -45,7 +44,6 @@ class ExecutionRecords(Records):
         return found[0]
 
     def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
-        """Newest first."""
         return self._all(newest_first(stream_id).limit(limit))
 
     def latest(self, stream_id: str) -> ExecutionRecord | None:
@@ -58,22 +56,19 @@ class ExecutionRecords(Records):
         }
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Those of unsettled executions with a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         return frozenset(row.run_id for row in self._database.rows(select(executions.c.run_id).where(lively)))
 
     def unsettled_runs(self) -> dict[str, str]:
-        """By stream: the run of its unsettled or running execution. Streams may share one."""
         query = select(executions.c.stream_id, executions.c.run_id).where(executions.c.settled.is_(False))
         return {row.stream_id: row.run_id for row in self._database.rows(query.order_by(executions.c.ordinal))}
 
     def quiet(self, since_ms: int) -> list[ExecutionRecord]:
-        """Unsettled ones without a heartbeat since then (ms since the epoch)."""
         query = select(executions).where(executions.c.settled.is_(False), executions.c.heartbeat_at_ms < since_ms)
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Also running ones, oldest first; None: of all runs."""
+        """Unsettled executions, which include running ones, oldest first; None: of all runs."""
         if run_ids is not None and not run_ids:
             return []
         query = select(executions).where(executions.c.settled.is_(False))
@@ -82,7 +77,6 @@ class ExecutionRecords(Records):
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """Times since the epoch, oldest first, since a user last started the stream."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -95,7 +89,6 @@ class ExecutionRecords(Records):
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """Oldest first; `since_ms` is since the epoch."""
         query = (
             select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
             .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
@@ -109,7 +102,6 @@ class ExecutionRecords(Records):
         return failed
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest one that was reported as committed there."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
@@ -126,7 +118,7 @@ class ExecutionRecords(Records):
         return {each.stream_id: (each.recovery or {}).get(SOURCE_IDENTITIES) for each in found}
 
     def last_recovery(self, stream_id: str) -> dict[str, Any] | None:
-        """Of the newest one whose query was started."""
+        """The recovery of the newest execution whose query was started."""
         newest = self._all(newest_first(stream_id).where(executions.c.recovery.is_not(None)).limit(1))
         return newest[0].recovery if newest else None
 
@@ -137,7 +129,6 @@ class ExecutionRecords(Records):
         return bool(self._database.rows(found))
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
-        """Unsettled or running ones, of streams whose lease is held."""
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
@@ -148,11 +139,10 @@ class ExecutionRecords(Records):
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
-        """As Spark names them."""
         return {stream: list(each.sinks) for stream, each in self.newest_by_other(stream_id).items()}
 
     def newest_by_other(self, stream_id: str) -> dict[str, ExecutionRecord]:
-        """Of each other stream that has reported its sinks."""
+        """The newest execution of each other stream that has reported its sinks."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -174,7 +164,7 @@ class ExecutionRecords(Records):
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """The stream's earlier executions are ended and settled."""
+        """Record a new execution; the stream's earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -243,7 +233,6 @@ class ExecutionRecords(Records):
                 )
 
     def _recovery_time(self, connection: Connection, stream_id: str, execution_id: str) -> dict[str, int]:
-        """Of an automatic restart, since the last sign of life of the execution before."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.execution_id, executions.c.cause, executions.c.heartbeat_at_ms
         )
@@ -253,7 +242,6 @@ class ExecutionRecords(Records):
         return {"recovery_ms": max(0, self._database.now_ms(connection) - rows[1].heartbeat_at_ms)}
 
     def note(self, execution_id: str, noted: dict[str, Any]) -> None:
-        """Add to its recovery what the run that launched its driver knows."""
         this = executions.c.execution_id == execution_id
         with self._database.writing() as connection:
             row = connection.execute(select(executions.c.recovery).where(this).with_for_update()).one()
@@ -264,7 +252,7 @@ class ExecutionRecords(Records):
         """Record the first batch after a hand-over, `gap_ms` after the last one before it."""
         with self._database.writing_under(lease) as connection:
             new = connection.execute(select(executions).where(executions.c.execution_id == execution_id)).one()
-            # A run of the new code may have died between.
+            # Not the execution before: a run of the new code may have died in between.
             stopped = newest_first(lease.stream_id).where(executions.c.status == ExecutionStatus.SUSPENDED.value)
             old = connection.execute(stopped).first()
             is_running = (events.c.stream_id == lease.stream_id) & (events.c.execution_id == execution_id)
@@ -303,9 +291,10 @@ class ExecutionRecords(Records):
         settled: bool = False,
         request_id: str | None = None,
     ) -> bool:
-        """An ended execution is unchanged.
+        """End an execution, unless it has ended.
 
-        With `request_id`, the request for this end is completed too; False if it was withdrawn: nothing was changed.
+        With `request_id`, the request for this end is completed too; returns False, and changes nothing, if it was
+        withdrawn.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -323,11 +312,11 @@ class ExecutionRecords(Records):
         settled: bool,
         request_id: str | None = None,
     ) -> bool:
-        """For a failed or dead execution.
+        """End an execution that failed or died, instead of restarting it.
 
-        False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
+        Returns False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
-        to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
+        to_be_restarted = (*UNENDED, ExecutionStatus.FAILED.value)
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -345,7 +334,7 @@ class ExecutionRecords(Records):
         settled: bool = False,
         seen: LeaseRecord | None = None,
     ) -> None:
-        """For a process that does not hold the lease; an ended execution is unchanged.
+        """End an execution, unless it has ended, by a process that does not hold its lease.
 
         Nothing is recorded if the lease was renewed since it was `seen`.
         """
@@ -356,7 +345,6 @@ class ExecutionRecords(Records):
     def _record_end(
         self, connection: Connection, which: ColumnElement[bool], status: ExecutionStatus, reason: str, *, settled: bool
     ) -> bool:
-        """False if there is no such execution."""
         ended_at_ms = self._database.now_ms(connection)
         values = {"status": status.value, "ended_at_ms": ended_at_ms, "reason": reason, "settled": settled}
         row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
@@ -369,16 +357,16 @@ class ExecutionRecords(Records):
         return True
 
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
-        """Record once, as an event, that no restart follows.
+        """Record an event that no restart follows.
 
-        Not again if, since an earlier one, only restarts without a query followed.
+        It is not repeated for later executions that ran no query.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
         with self._database.writing() as connection:
-            # Of two processes that settle it, the second waits and finds the event.
+            # Of two processes that settle the execution, the second waits and finds the event.
             connection.execute(select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
-            alike = _refused_alike(connection, stream_id, execution_id)
+            alike = _since_last_query(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
                 return
             self._database.record_event(
@@ -390,7 +378,6 @@ class ExecutionRecords(Records):
             )
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
-        """If not ended, it ends with `status`."""
         with self._database.writing() as connection:
             reason = f"settled as {status.value}"
             self._record_end(connection, _unended(execution_id), status, reason, settled=True)
@@ -434,7 +421,7 @@ def _record(row: Row[Any]) -> ExecutionRecord:
     return ExecutionRecord(**values, broken="; ".join(troubles) or None)
 
 
-def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
+def _since_last_query(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

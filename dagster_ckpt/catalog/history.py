@@ -1,4 +1,4 @@
-"""The history of streams, and the deletion of old rows of it, which nothing refers to and no decision needs.
+"""The history of streams, and the deletion of old rows that nothing refers to and no decision needs.
 
 Each query starts from the streams and uses an index, so its cost does not grow with the history.
 """
@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, func
 from dagster_ckpt.catalog.database import Records, as_dict, cells, optional_dict, read_dict, read_enum
 from dagster_ckpt.catalog.records import (
     UNANSWERED,
+    UNENDED,
     EventRecord,
     EventType,
-    ExecutionStatus,
     SnapshotRecord,
     SnapshotStatus,
     SnapshotTrigger,
@@ -41,8 +41,6 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """Bytes are those written for the checkpoints."""
-
     count: int
     rows: int
     incremental_bytes: int
@@ -55,7 +53,6 @@ class SnapshotHistory:
     Attributes:
         verified: The last verified one; may have been deleted since.
         broken: The newest existing one that its last verification found broken.
-        failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
         slowest_ms: Of the last completed checkpoints.
     """
@@ -89,7 +86,7 @@ def _newest_restorable(wanted: Any) -> Any:
             ((_restorable.c.timeline == streams.c.timeline) & (_restorable.c.trigger != SnapshotTrigger.EDIT.value))
             | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
         )
-        # As `SnapshotRecords.restorable`.
+        # In the order of `SnapshotRecords.restorable`.
         .order_by(func.coalesce(_restorable.c.batch_id, -1).desc(), _restorable.c.number.desc())
         .limit(1)
         .correlate(streams)
@@ -100,7 +97,8 @@ def _newest_restorable(wanted: Any) -> Any:
 def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """The ancestors of a timeline, each with its last batch that belongs to the history.
 
-    `begins`: the parent of each timeline, and the batch after which it branched off.
+    Args:
+        begins: The parent of each timeline, and the batch after which it branched off.
     """
     past: dict[int, int] = {}
     to_batch: int | None = None
@@ -114,10 +112,6 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
-    """Columns are named as in `SnapshotHistory`.
-
-    `newest`, `verified` and `broken` are ids; the window of `bytes_before` begins at `since_ms`.
-    """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
         _failed.c.stream_id == streams.c.stream_id,
@@ -191,15 +185,13 @@ class HistoryCursor:
 
 @dataclass(frozen=True)
 class HistoryPage:
-    """One page of a history, newest first; the next one begins at `older`."""
-
     snapshots: tuple[SnapshotRecord, ...]
     older: HistoryCursor | None
 
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """Figures of a `SnapshotRecord` that was completed; `watermark_delay_ms` is from watermark to completion."""
+    """Figures of a completed snapshot; `watermark_delay_ms` is from its watermark to its completion."""
 
     snapshot_id: str
     kind: SnapshotKind
@@ -225,7 +217,7 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """`accepted`: why streams downstream may keep what they have read of the rows that it undid; None: not."""
+    """How a timeline began; `accepted` says why streams downstream may keep undone rows that they have read."""
 
     timeline: int
     parent: int
@@ -263,7 +255,7 @@ class HistoryRecords(Records):
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Of the last completed snapshots, oldest first."""
+        """Figures of the last completed snapshots, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -304,7 +296,6 @@ class HistoryRecords(Records):
         return {str(status): int(count) for status, count in self._database.rows(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
-        """Newest first; the first timeline has none."""
         query = (
             select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch, timelines.c.accepted)
             .where(timelines.c.stream_id == stream_id)
@@ -313,15 +304,15 @@ class HistoryRecords(Records):
         return [Branch(*row) for row in self._database.rows(query)]
 
     def begins(self, stream_id: str) -> dict[int, tuple[int, int]]:
-        """As of `past_of`."""
+        """The `begins` of `past_of`."""
         return {each.timeline: (each.parent, each.to_batch) for each in self.branches(stream_id)}
 
     def began_anew(self, stream: StreamRecord) -> bool:
-        """Whether it ever started from empty state again, which undoes all it had written."""
+        """Whether the stream ever started from empty state again, which undoes all it had written."""
         past = past_of(stream.timeline, self.begins(stream.stream_id))
         if -1 in past.values():
             return True
-        # Of an empty start nothing else is noted. What a rebuilt catalog lacks is no empty start.
+        # A timeline without a parent began empty, or its parent is missing in a rebuilt catalog: the event decides.
         emptied = select(events.c.sequence).where(
             events.c.stream_id == stream.stream_id,
             events.c.type == EventType.RESTORED.value,
@@ -338,9 +329,10 @@ class HistoryRecords(Records):
         return {row.stream_id: read_snapshot(row) for row in self._database.rows(query)}
 
     def of_streams(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Windows begin at ms since the epoch; empty for a stream that never started.
+        """The history of each stream; empty for one that never started.
 
-        Two queries if the times are equal.
+        Args:
+            windows: When the window of each stream begins (ms since the epoch).
         """
         listed: list[Row[Any]] = []
         for since_ms in set(windows.values()):
@@ -363,10 +355,10 @@ class HistoryRecords(Records):
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Over the checkpoints completed in spans of events (stream, sequence before the first, and the last)."""
+        """Count the checkpoints completed in spans of events: stream, sequence before the first, and the last."""
         if not spans:
             return []
-        # To compile a `values()` of hundreds of rows takes longer.
+        # SQLAlchemy compiles a `values()` of hundreds of rows slowly.
         listed = ", ".join(f"({at}, :stream_{at}, {after:d}, {last:d})" for at, (_, after, last) in enumerate(spans))
         query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {listed}) {_TALLY}")
         bound = query.bindparams(**{f"stream_{at}": stream_id for at, (stream_id, _, _) in enumerate(spans)})
@@ -381,14 +373,13 @@ class EventRecords(Records):
     """The event outbox, in commit order, without gaps: a reader's cursor never skips one."""
 
     def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
-        """In order; 0: all."""
         query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
         return [_event(row) for row in self._database.rows(query)]
 
     def last_of(
         self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """Oldest first; `each` is the number for each stream."""
+        """The last events of each stream, at most `each`, oldest first."""
         names = [kind.value for kind in types]
         past = events.alias("past")
         # Driven by the streams: the index finds the start.
@@ -448,7 +439,6 @@ def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus 
 
 
 def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """An unreadable row is BROKEN."""
     troubles: list[str] = []
     values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
@@ -461,7 +451,7 @@ def read_snapshot(row: Row[Any]) -> SnapshotRecord:
     return SnapshotRecord(**values)
 
 
-# Restart strategies and people look back.
+# Kept for restart strategies, and for people who look back.
 KEPT_EXECUTIONS = 20
 # Rows per transaction: SQLite has one writer.
 _CHUNK = 2_000
@@ -483,11 +473,11 @@ class PrunedHistory:
 
 class PruningRecords(Records):
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
-        """The stream may be running.
+        """Delete old rows of a stream, which may be running.
 
         These stay: snapshots that exist or are held, the one verified last, the one that the timeline began with, the
-        last executions, those of the current live directory, the last that reported sinks, the newest row that names
-        each query, and open requests.
+        preferred savepoint, the last executions, those of the current live directory, the last that reported sinks, the
+        newest row that names each query, and open requests.
         """
         named_in_snapshots, named_in_executions = self._naming_queries(stream_id)
         rows = {
@@ -514,9 +504,9 @@ class PruningRecords(Records):
         return PrunedHistory(stream_id, **counted)
 
     def _naming_queries(self, stream_id: str) -> tuple[list[str], list[str]]:
-        """The newest row that names each query: a roll-back of a table has to know all ids that were the stream's.
+        """The newest rows that name each query: ids of snapshots, and of executions.
 
-        Ids of snapshots, and of executions.
+        A roll-back of a table has to know all query ids that were the stream's.
         """
         of_executions, of_snapshots = dict[str, str](), dict[str, str]()
         ran = select(executions.c.execution_id, executions.c.progress).where(executions.c.stream_id == stream_id)
@@ -549,7 +539,7 @@ class PruningRecords(Records):
 def _delete_chunk(connection: Connection, table: Table, some: Select[Any], old: ColumnElement[bool]) -> int:
     keys = connection.execute(some).scalars().all()
     column = some.selected_columns[0]
-    # The key of a failed recovery is unique within its stream only.
+    # `old` again, because the key of a failed recovery is unique only within its stream.
     return connection.execute(table.delete().where(column.in_(keys), old)).rowcount if keys else 0
 
 
@@ -582,7 +572,7 @@ def _old_executions(stream_id: str, before_ms: int) -> ColumnElement[bool]:
     return and_(
         of_stream,
         executions.c.settled.is_(True),
-        executions.c.status.not_in((ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)),
+        executions.c.status.not_in(UNENDED),
         executions.c.ended_at_ms < before_ms,
         executions.c.ordinal <= last.scalar_subquery() - KEPT_EXECUTIONS,
         executions.c.ordinal != func.coalesce(with_sinks.scalar_subquery(), 0),

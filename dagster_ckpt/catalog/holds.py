@@ -28,7 +28,7 @@ _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_o
 
 class HoldRecords(Records):
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Until `ttl_ms` pass without a renewal. Unregistered snapshots are skipped."""
+        """Hold snapshots until `ttl_ms` pass without a renewal; unregistered ones are skipped."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)
@@ -43,19 +43,16 @@ class HoldRecords(Records):
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """False if a hold had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """A missing hold is no error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """A start may name it by its label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -68,7 +65,6 @@ class HoldRecords(Records):
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
     def release_tag(self, snapshot_id: str) -> bool:
-        """Also the label of a checkpoint; False if there was no tag."""
         with self._database.writing() as connection:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
@@ -88,7 +84,7 @@ class HoldRecords(Records):
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """In the transaction that creates the request, until it is answered."""
+    """Hold a snapshot until a request is answered, in the transaction that creates the request."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -96,7 +92,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Holds, and references in other tables."""
+    """The holds of a snapshot, and references to it in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(UNANSWERED))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,

@@ -1,7 +1,7 @@
-"""What recoveries need: the journal, which has the source offsets of each batch, and points where recoveries failed.
+"""What recoveries need: the journal of planned batches with their source offsets, and points where recoveries failed.
 
-After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
-the sinks. So a start runs each batch again with its original offsets.
+After a restore, Spark would divide the input into other batches than those in the sinks. A start therefore runs each
+batch again with its original offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import from_json
 
 _AT_MOST = 10_000
-# No path begins like this.
+# The key of a number of rows among paths, none of which begins like this.
 _ROWS = "#rows"
 
 
@@ -32,8 +32,7 @@ class PlannedBatch:
     Attributes:
         follows: SHA-256 of the previous offset log entry; empty for the first batch.
         files: Path in the live directory to content: its offset log entry, and source log entries.
-        is_committed: As is each batch before the newest.
-        rows: Rows that its sources read, if known.
+        is_committed: Whether its commit is known; every batch before the newest is committed anyway.
     """
 
     batch_id: int
@@ -45,12 +44,12 @@ class PlannedBatch:
 
 class JournalRecords(Records):
     def note(self, lease: LeaseRecord, batches: list[PlannedBatch]) -> None:
-        """`batches` are ascending; recorded ones from the first of them on are replaced."""
+        """Record ascending batches, which replace all recorded ones from the first of them on."""
         stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             again = planned_batches.c.batch_id >= batches[0].batch_id
-            is_over = _is_over(stream_id, batches[-1].batch_id)
-            connection.execute(planned_batches.delete().where(of_stream & (again | is_over)))
+            unneeded = _is_unneeded(stream_id, batches[-1].batch_id)
+            connection.execute(planned_batches.delete().where(of_stream & (again | unneeded)))
             connection.execute(
                 planned_batches.insert(),
                 [
@@ -66,7 +65,6 @@ class JournalRecords(Records):
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -81,7 +79,6 @@ class JournalRecords(Records):
             forget_after(connection, lease.stream_id, batch_id)
 
     def of_batch(self, stream_id: str, batch_id: int) -> PlannedBatch | None:
-        """None also if its entry is unreadable."""
         this = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id == batch_id)
         with self._database.reading() as connection:
             row = connection.execute(select(planned_batches).where(this)).one_or_none()
@@ -108,14 +105,13 @@ class JournalRecords(Records):
 
 
 def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -> None:
-    """Forget later batches (None: all): the stream goes back."""
     undone = planned_batches.c.stream_id == stream_id
     if batch_id is not None:
         undone &= planned_batches.c.batch_id > batch_id
     connection.execute(planned_batches.delete().where(undone))
 
 
-def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
+def _is_unneeded(stream_id: str, newest: int) -> ColumnElement[bool]:
     """Whether every checkpoint has the batch, or the journal is too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)
@@ -127,7 +123,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
 
 
 def _packed(batch: PlannedBatch) -> str:
-    # PostgreSQL's text takes no zero byte.
+    # In base64, because PostgreSQL's text takes no zero byte.
     packed = {path: base64.b64encode(zlib.compress(data)).decode() for path, data in batch.files.items()}
     return as_text({**packed, **({_ROWS: batch.rows} if batch.rows is not None else {})})
 
@@ -148,7 +144,7 @@ class PointFailure:
 
     Attributes:
         is_certain: A retry cannot succeed. False only in rows of earlier versions.
-        rewound_batches: Batches that going back there reprocesses, if known; `rewound_ms` as a time span.
+        rewound_batches: Batches that a start from there processes again, if known; `rewound_ms` as a time span.
     """
 
     ordinal: int
@@ -212,7 +208,6 @@ class RecoveryRecords(Records):
         return self.of_streams([stream_id]).get(stream_id, [])
 
     def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """Streams without a failure are omitted."""
         counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}

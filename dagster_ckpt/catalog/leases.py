@@ -25,7 +25,7 @@ class LeaseRecords(Records):
     def acquire(
         self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:
-        """If it is free or expired.
+        """Acquire a lease if it is free or expired, otherwise raise LeaseHeldError.
 
         Args:
             take_over: Token of an unexpired lease whose holder is proven dead.
@@ -34,7 +34,7 @@ class LeaseRecords(Records):
         with self._database.writing() as connection:
             self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
             row = connection.execute(select(leases).where(leases.c.stream_id == stream_id).with_for_update()).one()
-            # PostgreSQL may have waited for the lock.
+            # Read only now, because PostgreSQL may have waited for the lock.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
@@ -47,7 +47,8 @@ class LeaseRecords(Records):
                 "expires_at_ms": now_ms + ttl_ms,
                 "predecessor_unproven": row.predecessor_unproven or (before is not None and before.token != take_over),
             }
-            connection.execute(leases.update().where(leases.c.stream_id == stream_id).values(**values))
+            take = leases.update().where(leases.c.stream_id == stream_id).values(**values).returning(leases)
+            taken = _record(connection.execute(take).one(), now_ms)
             if before is not None:
                 self._database.record_event(
                     connection,
@@ -63,7 +64,6 @@ class LeaseRecords(Records):
                         "token": values["token"],
                     },
                 )
-            taken = _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
         if before is None:
             log_transition(stream_id, f"Acquired the lease of stream {stream_id}: {_holder(taken)}")
         return taken
@@ -72,13 +72,13 @@ class LeaseRecords(Records):
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
-            renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
-            if not connection.execute(renewed).rowcount:
+            renewal = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
+            renewed = connection.execute(renewal.returning(leases)).one_or_none()
+            if renewed is None:
                 raise LeaseLostError(lease_lost_message(stream_id, lease_row(connection, stream_id)))
-            return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
+            return _record(renewed, now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Not held is no error."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
@@ -86,13 +86,12 @@ class LeaseRecords(Records):
             log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """The queries of all previous holders can plan no further batch."""
+        """Record that the queries of all previous holders can plan no further batch."""
         with self._database.writing_under(lease) as connection:
             of_stream = leases.c.stream_id == lease.stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Unexpired leases whose holders this JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -100,7 +99,6 @@ class LeaseRecords(Records):
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """May be expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -108,7 +106,6 @@ class LeaseRecords(Records):
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """Expired or not."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
@@ -124,7 +121,6 @@ class LeaseRecords(Records):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """LeaseLostError unless the token is the writer's."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:

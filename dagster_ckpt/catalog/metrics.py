@@ -10,16 +10,15 @@ from sqlalchemy import Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Records, as_dict
 from dagster_ckpt.catalog.executions import newest_of
-from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, watermark_ms_of
+from dagster_ckpt.catalog.records import UNENDED, SnapshotStatus, watermark_ms_of
 from dagster_ckpt.catalog.tables import deployment, executions, leases, metrics, snapshots, streams
 from dagster_ckpt.values import metrics as declared
 from dagster_ckpt.values.metrics import METRICS, Metric, Sample
 from dagster_ckpt.values.redaction import without_secrets
 
 _LONGEST_SOURCE = 200
-_UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
 _OF_EXECUTION = ("stream_id", "run_id", "status", "progress")
-# Of the stream and its last execution; the others are recorded by events, or counted.
+# Read from the stream and its last execution; the others are recorded by events, or counted.
 _REPORTED = (
     declared.COUNTING_SINCE,
     *(declared.STATUS, declared.ROWS, declared.SOURCE_LAG, declared.BATCH_DURATION),
@@ -35,7 +34,7 @@ _RECORDED = [
 
 class MetricRecords(Records):
     def read(self, stream_ids: Sequence[str] | None = None) -> list[Sample]:
-        """In few queries, whose cost does not grow with the history."""
+        """Read the metrics of streams (None: all), in few queries whose cost does not grow with the history."""
 
         def of_these(query: Select[Any], column: Any = streams.c.stream_id) -> Select[Any]:
             return query if stream_ids is None else query.where(column.in_(stream_ids))
@@ -73,7 +72,6 @@ def _counting_since(connection: Connection, known: Select[Any]) -> dict[str, int
 
 
 def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> Iterator[Sample]:
-    """A count that never changed is 0; a figure that was never taken is left out."""
     for metric, kind, at_first in _RECORDED:
         value = _number(values.get((stream_id, metric.name, kind), at_first))
         if value is not None:
@@ -81,9 +79,8 @@ def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> 
 
 
 def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sample]:
-    """The figures of a query are given while it runs."""
     stream_id, status = row.stream_id, str(row.status).lower()
-    if row.status in _UNENDED and writer != row.run_id:
+    if row.status in UNENDED and writer != row.run_id:
         status = "dead"
     yield Sample(declared.STATUS, stream_id, 1, status)
     progress = as_dict(row.progress)
@@ -109,7 +106,7 @@ def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sa
 
 
 def _lags(sources: object) -> dict[str, float]:
-    """By source. A query may read one source several times."""
+    """The lag of each source: the largest, if a query reads it several times."""
     lags: dict[str, float] = {}
     for source in sources if isinstance(sources, list) else ():
         behind = _number(source.get("behind")) if isinstance(source, dict) else None

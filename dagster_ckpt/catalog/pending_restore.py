@@ -14,18 +14,18 @@ import msgspec
 
 
 class SinkRollBack(msgspec.Struct, frozen=True, kw_only=True):
-    """The sinks must go back to the state in the live directory, whose query had an id or several."""
+    """Sinks must go back to the state in the live directory; `query_ids` are all that the stream's query has had."""
 
     query_id: str | None = None
     query_ids: tuple[str, ...] = ()
-    # The query continues under another id, so sinks that know batches by it get the undone ones again.
+    # The query continues under another id: sinks that know batches by id get the undone ones again.
     may_repeat: bool = False
     # The start accepted loss: a table of which it is unknown what to undo stays as it is.
     accepts_loss: bool = False
 
 
 class ToSnapshot(SinkRollBack, frozen=True, kw_only=True):
-    """A restore: the snapshot names the sinks and has their logs."""
+    """A restore from a snapshot, which names the sinks and has their logs."""
 
     location: str
     batch_id: int | None = None
@@ -45,8 +45,10 @@ class Emptied(SinkRollBack, frozen=True, kw_only=True):
 class Forked(msgspec.Struct, frozen=True, kw_only=True):
     """A fork or an import, until its first query has started and where it writes was checked.
 
-    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write. An
-    import has `imported_from`, and `mapped`: the only places its query may write to.
+    Attributes:
+        parent_outputs: Folders of the original, where the query must not write.
+        outputs: Folders that received the rows of some of them.
+        mapped: The only places where the query of an import may write.
     """
 
     of_stream_id: str = msgspec.field(name="fork_of")
@@ -67,10 +69,9 @@ class ToTakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Adopting:
-    """An unfinished adoption, and what was pending `before` it."""
+    """An unfinished adoption, the number of its first snapshot, and what was pending `before` it."""
 
     directory: str
-    # Of its first snapshot.
     first_number: int
     before: PendingRestore | None = None
 
@@ -86,7 +87,6 @@ def stored_pending(pending: PendingRestore) -> dict[str, Any]:
 
 
 def read_pending(row: Mapping[str, Any]) -> PendingRestore:
-    """ValueError if it is not such a row."""
     match row:
         case {"adopting": str(directory), "first_number": int(number), **others}:
             return Adopting(directory=directory, first_number=number, before=read_pending(others) if others else None)
@@ -105,5 +105,5 @@ def read_pending(row: Mapping[str, Any]) -> PendingRestore:
 
 
 def refers_to(row: Mapping[str, Any], *, snapshot_id: str, location: str | None) -> bool:
-    """Also if this version cannot read the row as a whole."""
+    """Whether a row names a snapshot, even if this version cannot read it as a whole."""
     return row.get("snapshot_id") == snapshot_id or (location is not None and row.get("location") == location)

@@ -35,14 +35,13 @@ class StateOrigin:
     """Where the state in a live directory came from; if lost, it is re-created from here.
 
     Attributes:
-        batch_id: None if empty.
-        snapshot_id: For ADOPTED the first one of the directory.
+        snapshot_id: For ADOPTED the first snapshot of the directory.
         directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
-        sinks: Of the snapshot's query, as Spark names them.
+        sinks: Those of the snapshot's query, as Spark names them.
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
         map_sources: How the sources changed at `batch_id`, as the option of the start.
-        source_identities: What they read since then, if known.
-        plan: Of the query that wrote the state, if the start migrated it.
+        source_identities: What the sources read since then, if known.
+        plan: That of the query that wrote the state, if the start migrated it.
     """
 
     kind: OriginKind
@@ -61,17 +60,16 @@ class StateOrigin:
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
-        """`directory` is the stream's previous one."""
         return StateOrigin(OriginKind.EMPTY, directory=directory)
 
     @staticmethod
     def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:
-        """`before` is the origin of the directory."""
+        """The origin of state made from a directory, whose own origin is `before`."""
         root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
     def written_by(self, plan: Mapping[str, Any]) -> StateOrigin:
-        """A query of another plan than it has now wrote the state, and what it came from."""
+        """Note that a query of another plan than the present one wrote the state, also that of `earlier`."""
         earlier = self.earlier
         if earlier is not None and earlier.plan is None:
             earlier = earlier.written_by(plan)
@@ -131,7 +129,10 @@ class ExecutionStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        return self not in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+        return self.value not in UNENDED
+
+
+UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
 
 
 class SnapshotStatus(StrEnum):
@@ -155,25 +156,25 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# Of an execution's recovery and a snapshot's properties: what the sources read.
+# Keys of an execution's recovery. What the sources read, also a property of snapshots:
 SOURCE_IDENTITIES = "source_identities"
-# Of an execution's recovery: a supervisor launches runs of its stream.
+# Whether a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
-# In the recovery of an execution: batch assets that the stream reads, and that are built from another stream's output.
+# Batch assets that the stream reads, and that are built from another stream's output.
 BATCH_INPUTS = "batch_inputs"
-# Likewise: the origin of the request that started it.
+# The origin of the request that started it.
 REQUESTED_BY = "requested_by"
-# Likewise: what `running_program` says.
+# What `running_program` returns.
 PROGRAM = "program"
-# Likewise: what its driver was launched with (`client/launching.py`).
+# What its driver was launched with (`client/launching.py`).
 LAUNCH = "launch"
-# The origin of what the supervisor requests to reach a desired state.
+# The origin of requests by which the supervisor reaches a desired state.
 DESIRED_STATE_ORIGIN = "desired state"
-# Of a START request: the execution whose driver is launched again.
+# Arguments of a START request. The execution whose driver is launched again:
 LAUNCH_OF = "launch_of"
-# Of a START request: its run checks the code, then suspends the query.
+# Whether its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
-# Of a SUSPEND request: the START request that continues there.
+# Argument of a SUSPEND request: the START request that continues there.
 FOR_START = "for_start"
 
 
@@ -241,9 +242,8 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
-            deleted it.
-        live_generation: Increases with each new directory.
+        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that deleted
+            it.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         pending_restore: A restore whose sinks have not been rolled back yet.
         plan: The plan of the state; None or empty if unknown.
@@ -272,18 +272,18 @@ class StreamRecord:
 
     @property
     def may_have_gone_back(self) -> bool:
-        """Its first timeline begins with its first start."""
+        """Whether the stream has another timeline than the one that its first start began."""
         began_empty = self.origin is not None and self.origin.kind is OriginKind.EMPTY
         return self.timeline > (1 if began_empty else 0)
 
     def plan_in(self, directory: str | None) -> Mapping[str, Any] | None:
-        """`directory`: the current one (None), or the one that it was made from."""
+        """The plan of the state in the current directory (None), or in the one that it was made from."""
         origin = self.origin
         is_former = origin is not None and directory is not None and origin.directory == directory
         return origin.plan if origin is not None and is_former and origin.plan is not None else self.plan
 
     def plan_of(self, snapshot: SnapshotRecord) -> Mapping[str, Any] | None:
-        """Also if the catalog lists only that the state came from it."""
+        """The plan of a snapshot, or the one noted when the state was made from it."""
         origins = (self.origin, self.origin.earlier if self.origin is not None else None)
         known = [each.plan for each in origins if each is not None and each.snapshot_id == snapshot.snapshot_id]
         return next((plan for plan in (snapshot.plan, *known) if plan), None)
@@ -300,20 +300,13 @@ _BEGUN = {
 
 
 class BatchInput(NamedTuple):
-    """A batch asset, by its key, that is built from the output of stream `upstream`."""
-
     upstream: str
     asset: str
 
 
 @dataclass(frozen=True)
 class ExecutionRecord:
-    """One attempt to run a stream.
-
-    Attributes:
-        settled: It was restarted, or its retention was applied.
-        application: `id`, `master`, and `page` if it has one.
-    """
+    """One attempt to run a stream; it is `settled` once it was restarted or its retention was applied."""
 
     execution_id: str
     stream_id: str
@@ -348,25 +341,21 @@ class ExecutionRecord:
 
     @property
     def program(self) -> dict[str, str]:
-        """Container image and git commit of its code, if known."""
-        program = (self.recovery or {}).get(PROGRAM)
-        return program if isinstance(program, dict) else {}
+        return _dict_in(self.recovery, PROGRAM)
 
     @property
     def launch(self) -> dict[str, Any]:
-        """What its driver was launched with; empty if no run of Dagster did that."""
-        launch = (self.recovery or {}).get(LAUNCH)
-        return launch if isinstance(launch, dict) else {}
+        return _dict_in(self.recovery, LAUNCH)
 
     @property
     def began_with(self) -> str:
-        """What it started from, unless from a snapshot; empty if it has not got so far."""
+        """What it started from, other than a snapshot."""
         kind = str((self.recovery or {}).get("kind", ""))
         return _BEGUN.get(kind, kind)
 
     @property
     def shown_cause(self) -> str:
-        """For a person: the catalog counts a start for the desired state as a manual one."""
+        """The cause to show: the catalog counts a start for the desired state as manual."""
         is_reached = (self.recovery or {}).get(REQUESTED_BY) == DESIRED_STATE_ORIGIN
         return "DESIRED_STATE" if is_reached and self.cause is StartCause.MANUAL else self.cause.value
 
@@ -398,7 +387,6 @@ class LeaseRecord(Holder):
     """The lease of a stream and its holder.
 
     Attributes:
-        token: Increases with each change of holder.
         expired: By the database's clock, when it was read.
         predecessor_unproven: A previous holder may still write, and is not fenced.
     """
@@ -412,7 +400,7 @@ class LeaseRecord(Holder):
     predecessor_unproven: bool = False
 
 
-# Of an attempt that has not completed: where its savepoint goes, if not to the configured folder.
+# Property of an attempt in progress: where its savepoint goes, if not to the configured folder.
 TARGET_DIRECTORY = "target_directory"
 PROVEN_AT_MS = "proven_at_ms"
 BROKEN_SINCE_MS = "broken_since_ms"
@@ -424,11 +412,9 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        number: The n of `chk-<n>`.
-        location: URL of its folder, once completed.
         full_bytes: Bytes that a restore reads; `incremental_bytes` were written.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
-        claimed: By a start: the stream deletes it like a checkpoint.
+        claimed: A start claimed it: the stream deletes it like a checkpoint.
         schedule: The schedule that took it, whose history alone deletes it.
         verified_problem: None if it can be restored or was never verified.
     """
@@ -478,51 +464,50 @@ class SnapshotRecord:
 
     @property
     def name(self) -> str:
-        """For messages: its reference, after "savepoint" for a savepoint."""
         return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Sorts snapshots by the state that they hold: a promoted checkpoint is as old as its original."""
+        """A sort key by the state of snapshots: a promoted checkpoint is as old as its original."""
         return self.timeline, -1 if self.batch_id is None else self.batch_id, self.number or 0
 
     @property
     def is_renewed(self) -> bool:
-        """Whether the last attempt found its position unchanged."""
         return RENEWED_AT_MS in self.properties
 
     @property
     def is_proven(self) -> bool:
         """Whether its state was loaded from storage and no later check found it broken.
 
-        A query that resumed there committed a batch, or a verification read the state with Spark.
+        Either a query that resumed there committed a batch, or a verification read the state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
     @property
     def plan(self) -> dict[str, Any]:
-        plan = self.properties.get("plan")
-        return plan if isinstance(plan, dict) else {}
+        return _dict_in(self.properties, "plan")
 
     @property
     def state_edits(self) -> tuple[str, ...]:
-        """Oldest first."""
         edits = self.properties.get("state_edits")
         return tuple(map(str, edits)) if isinstance(edits, list) else ()
 
     @property
     def edit(self) -> dict[str, Any]:
-        edit = self.properties.get("edit")
-        return edit if isinstance(edit, dict) else {}
+        return _dict_in(self.properties, "edit")
 
     @property
     def lags(self) -> dict[str, int]:
-        """By partition of the Kafka sources."""
         return lags_in(self.properties)
 
     @property
     def watermark_ms(self) -> int | None:
         return watermark_ms_of(self.watermark)
+
+
+def _dict_in(values: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    found = (values or {}).get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
@@ -574,8 +559,6 @@ class HoldRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request to a stream, and its answer."""
-
     request_id: str
     stream_id: str
     kind: RequestKind
@@ -591,13 +574,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A driver that runs independently of the process that launched it.
-
-    Attributes:
-        request_id: The START request that it answers.
-        host: Of the driver, or of the submission that hands it to a cluster.
-        process_start_ticks: From the kernel; tells it from a later process with its pid.
-    """
+    """A driver that outlives the process that launched it, on `host` or submitted to a cluster from there."""
 
     request_id: str
     stream_id: str

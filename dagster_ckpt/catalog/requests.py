@@ -28,7 +28,10 @@ REQUEST_TIMEOUT_S = 600.0
 
 
 class RequestRecords(Records):
-    """The queue of requests. An unreadable one is UNKNOWN, and never carried out."""
+    """The queue of requests. An unreadable one is UNKNOWN, and never carried out.
+
+    Methods return False if another process has answered or withdrawn the request.
+    """
 
     def submit(
         self,
@@ -40,9 +43,10 @@ class RequestRecords(Records):
         request_id: str | None = None,
         holding: str | None = None,
     ) -> RequestRecord:
-        """An existing request with this id is returned unchanged.
+        """Submit a request; an existing one with this id is returned unchanged.
 
-        The snapshot `holding` must not be deleted before the answer.
+        Args:
+            holding: A snapshot that must not be deleted before the answer.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -80,23 +84,20 @@ class RequestRecords(Records):
         return self._all(pending)
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
-        """Neither answered nor withdrawn, oldest first; None: of all streams."""
         unanswered = requests.c.status.in_(UNANSWERED)
         return self._all(unanswered if stream_id is None else unanswered & (requests.c.stream_id == stream_id))
 
     def starts_to_launch(self) -> list[RequestRecord]:
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
-        # Unreadable arguments: where to start from is lost.
+        # With unreadable arguments, a request no longer says where to start from.
         return [request for request in self._all(waiting) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """False if already answered."""
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
@@ -110,7 +111,6 @@ class RequestRecords(Records):
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """False if already answered or withdrawn."""
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(UNANSWERED)
         with self._database.writing_under(lease) as connection:
             return _answer(
@@ -118,7 +118,6 @@ class RequestRecords(Records):
             )
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """As its launcher; False if already answered."""
         with self._database.writing() as connection:
             return self._fail_start(connection, request_id, error)
 
@@ -127,7 +126,7 @@ class RequestRecords(Records):
         this = select(requests.c.request_id).where(requests.c.request_id == request_id)
         with self._database.writing() as connection:
             connection.execute(this.with_for_update())
-            # From here on the query does not stop for it any more.
+            # From here on the query no longer stops for this start.
             _drop_suspensions(self._database, connection, request_id)
             return not _is_stopped_for(connection, request_id) and self._fail_start(connection, request_id, error)
 
@@ -138,7 +137,7 @@ class RequestRecords(Records):
     def suspend_for(self, start_id: str) -> RequestRecord | None:
         """Ask the running query to stop for a start that hands over; None if that start is no longer open.
 
-        It is withdrawn with the start: a query never stops for a start that has come to nothing.
+        The request is withdrawn with the start, so that a query never stops for a start that has failed.
         """
         request_id = str(uuid.uuid4())
         open_ = (requests.c.request_id == start_id) & requests.c.status.in_(UNANSWERED)
@@ -165,15 +164,14 @@ class RequestRecords(Records):
             return _is_stopped_for(connection, start_id)
 
     def _all(self, which: ColumnElement[bool]) -> list[RequestRecord]:
-        """Oldest first."""
         rows = self._database.rows(select(requests).where(which).order_by(requests.c.created_at_ms))
         return [_record(row) for row in rows]
 
 
 def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
-    """In the transaction that does what it asks for; False if it was withdrawn.
+    """Complete a request in the transaction that carries it out; False if it was withdrawn.
 
-    True again if already completed: a caller whose answer was lost may repeat the call.
+    True again if already completed, because a caller whose answer was lost may repeat the call.
     """
     is_open = requests.c.status.in_(UNANSWERED)
     if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
@@ -239,7 +237,7 @@ def _record(row: Row[Any]) -> RequestRecord:
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)
     if arguments is None:
-        # Without its details it is another request.
+        # Without its arguments it is another request.
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)
@@ -247,7 +245,6 @@ def _record(row: Row[Any]) -> RequestRecord:
 
 class LaunchRecords(Records):
     def record(self, launch: LaunchRecord) -> LaunchRecord:
-        """In place of an earlier one for the request; returns it with the time."""
         with self._database.writing() as connection:
             of_request = launches.c.request_id == launch.request_id
             connection.execute(launches.delete().where(of_request))

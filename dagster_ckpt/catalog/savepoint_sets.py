@@ -1,12 +1,9 @@
-"""Savepoint sets.
-
-A set is recorded with each of its savepoints, in one transaction: it exists as a whole or not at all.
-"""
+"""Savepoint sets, recorded with their savepoints in one transaction: a set exists as a whole or not at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Row, select
@@ -29,7 +26,6 @@ class SavepointSet:
         unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
         created_at_ms: Later than that of every earlier set, even if the clock was set back.
-        executions: Ids of the newest ones of its streams.
     """
 
     set_id: str
@@ -55,9 +51,10 @@ class SavepointSet:
 
 class SavepointSetRecords(Records):
     def record(self, made: SavepointSet, snapshot_ids: Sequence[str]) -> SavepointSet:
-        """No stream owns its savepoints then.
+        """Record a set, whose savepoints no stream owns any more.
 
-        Raises SnapshotNotFoundError if one of them is gone.
+        Raises:
+            SnapshotNotFoundError: One of them is gone.
         """
         with self._database.writing() as connection:
             values = values_of(made)
@@ -71,18 +68,17 @@ class SavepointSetRecords(Records):
         return self.get(made.set_id)
 
     def all(self) -> list[SavepointSet]:
-        """Newest first."""
         holding = snapshots.c.properties.contains(f'"{SAVEPOINT_SET}":{{', autoescape=True)
         found: dict[str, SavepointSet] = {}
         for row in self._database.rows(select(snapshots).where(holding)):
             values = set_in(row)
             if values is not None and row.status == SnapshotStatus.COMPLETED.value:
                 known = found.setdefault(str(values["id"]), set_from(values))
-                found[known.set_id] = _with(known, read_snapshot(row))
+                snapshot = read_snapshot(row)
+                found[known.set_id] = replace(known, savepoints={**known.savepoints, snapshot.stream_id: snapshot})
         return sorted(found.values(), key=lambda each: each.created_at_ms, reverse=True)
 
     def get(self, reference: str) -> SavepointSet:
-        """By its id or label; of several with this label the newest."""
         sets = self.all()
         named = [each for each in sets if reference in (each.set_id, each.label)]
         if not named:
@@ -93,7 +89,7 @@ class SavepointSetRecords(Records):
         return named[0]
 
     def release(self, set_id: str) -> None:
-        """The streams own its savepoints then, and delete them like checkpoints."""
+        """Dissolve a set: its streams own the savepoints, and delete them like checkpoints."""
         with self._database.writing() as connection:
             for snapshot in self.get(set_id).savepoints.values():
                 row = lock_snapshot(connection, snapshot.snapshot_id)
@@ -145,7 +141,3 @@ def set_from(values: Mapping[str, Any]) -> SavepointSet:
         created_at_ms=created if isinstance(created, int) else 0,
         executions=tuple(map(str, values.get("executions") or ())),
     )
-
-
-def _with(known: SavepointSet, snapshot: SnapshotRecord) -> SavepointSet:
-    return SavepointSet(**{**vars(known), "savepoints": {**known.savepoints, snapshot.stream_id: snapshot}})

@@ -33,12 +33,12 @@ from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoun
 from dagster_ckpt.values.metrics import LAST_TIME
 from dagster_ckpt.values.modes import SnapshotKind
 
-# A run's snapshots carry its execution; those of an operator have none.
+# Savepoints of stopped streams, which an operator takes without an execution.
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords(Records):
-    """An unreadable row is BROKEN, never omitted."""
+    """Snapshots, newest first. An unreadable row is BROKEN, never omitted."""
 
     def start(
         self,
@@ -56,7 +56,7 @@ class SnapshotRecords(Records):
         schedule: str | None = None,
         target_directory: str | None = None,
     ) -> SnapshotRecord:
-        """By an execution with its lease, which consumes the number; without one, a savepoint of a stopped stream."""
+        """Record an attempt of an execution, which consumes the number; without a lease, one of a stopped stream."""
         with self._database.writing_as(lease) as connection:
             if lease is not None:
                 raise_counter(connection, lease.stream_id, number + 1)
@@ -90,10 +90,11 @@ class SnapshotRecords(Records):
         after_batch: bool = True,
         alignment_ms: int | None = None,
     ) -> SnapshotRecord:
-        """Without a lease: a savepoint of a stopped stream.
+        """Complete an attempt; without a lease, one of a stopped stream.
 
-        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier failures of
-        recoveries no longer count. `alignment_ms`: how long it waited for its batch boundary.
+        Args:
+            after_batch: The execution has committed a batch, so earlier failures of recoveries no longer count.
+            alignment_ms: How long the attempt waited for its batch boundary.
         """
         with self._database.writing_as(lease) as connection:
             pending = _is(snapshot_id) & _of(lease) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
@@ -123,9 +124,9 @@ class SnapshotRecords(Records):
             return snapshot
 
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
-        """An attempt has found the position of an existing checkpoint unchanged.
+        """Renew an existing checkpoint, whose position an attempt has found unchanged.
 
-        That counts as completed now, and the attempt is forgotten, without an event.
+        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -149,16 +150,16 @@ class SnapshotRecords(Records):
         return renewed
 
     def proven(self, lease: LeaseRecord, snapshot_id: str) -> None:
-        """A query has loaded the state that was restored from the snapshot's own bytes, and committed a batch."""
+        """Record that a query whose state was restored from the snapshot's own bytes has committed a batch."""
         with self._database.writing_under(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
-            # A fork restores a snapshot of another stream, whose retention is none of its business.
+            # A fork restores a snapshot of another stream, whose retention it must not affect.
             if row is not None and row.stream_id == lease.stream_id:
                 proven = _with_property(row, PROVEN_AT_MS, self._database.now_ms(connection))
                 connection.execute(snapshots.update().where(_is(snapshot_id)).values(properties=proven))
 
     def damage_found_ms(self, stream_id: str) -> int | None:
-        """When a verification last found an intact snapshot of the stream broken, deleted since or not."""
+        """When a verification last found an intact snapshot broken, even if it was deleted since."""
         broken = select(snapshots.c.properties, snapshots.c.verified_at_ms).where(
             snapshots.c.stream_id == stream_id, snapshots.c.verified_problem.is_not(None)
         )
@@ -171,9 +172,10 @@ class SnapshotRecords(Records):
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
     ) -> None:
-        """A completed snapshot is unchanged; without a lease: as for `complete`.
+        """Fail an attempt; a completed snapshot stays as it is. Without a lease: as for `complete`.
 
-        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
+        Args:
+            streak: Consecutive failures including this one, and how many are tolerated; for the log.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_as(lease) as connection:
@@ -186,7 +188,11 @@ class SnapshotRecords(Records):
                 self._record_event(connection, snapshot, "FAILED", payload)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Unknown snapshots are ignored. `state_was_read`: Spark read its state from a copy, which proves it."""
+        """Record the result of a verification; unknown snapshots are ignored.
+
+        Args:
+            state_was_read: Spark read the state from a copy, which proves the snapshot.
+        """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None:
@@ -200,15 +206,16 @@ class SnapshotRecords(Records):
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Which deletes the savepoint like a checkpoint."""
+        """Let the stream own a savepoint, which it deletes like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
-        """From now on no recovery uses the snapshot; its bytes are being deleted. Operators have no lease.
+        """Mark a snapshot before its bytes are deleted: no recovery uses it from now on. Operators have no lease.
 
-        Raises SnapshotHeldError if a hold protects it and it is not being deleted.
+        Raises:
+            SnapshotHeldError: A hold protects it, and its deletion has not begun.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -220,7 +227,6 @@ class SnapshotRecords(Records):
     def deleted(
         self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None, freed_bytes: int | None = None
     ) -> None:
-        """Repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -249,18 +255,15 @@ class SnapshotRecords(Records):
     def of_stream(
         self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
-        """Newest first."""
         found = self._all(of_stream(stream_id, kind, status))
-        # BROKEN rows do not count.
+        # A row may have turned out to be BROKEN.
         return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The newest snapshot that is or was there."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
     def completed(self, stream_id: str) -> list[SnapshotRecord]:
-        """What a user may name as a starting point, newest first."""
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
@@ -273,10 +276,10 @@ class SnapshotRecords(Records):
         return {snapshot.snapshot_id: snapshot for snapshot in found}
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
-        """Those that an automatic recovery may use, newest state first.
+        """Snapshots that an automatic recovery may use, newest state first.
 
-        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and contain
-        exactly the edits of the stream's state.
+        These are the one that the current timeline began with, and those of the timeline and its ancestors up to the
+        branch that contain exactly the edits of the stream's state.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -339,7 +342,6 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
 
 
 def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
-    """A writer may change attempts of its stream, an operator savepoints of stopped streams."""
     return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
 
 

@@ -62,7 +62,6 @@ class StreamRecords(_StreamRows):
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """By id; an unreadable one is `broken`."""
         return [_record(row) for row in self._database.rows(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
@@ -75,7 +74,7 @@ class StreamRecords(_StreamRows):
         self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
-        """Record that the stream has no state: no start has taken its adopted directory over.
+        """Record that the stream has no state, because no start has taken over its adopted directory.
 
         Its next timeline has no past, so no recovery goes back to a snapshot of that directory.
         """
@@ -92,7 +91,6 @@ class StreamRecords(_StreamRows):
         )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter; a higher one stays."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
@@ -101,17 +99,15 @@ class StreamRecords(_StreamRows):
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Once: another plan, whose differences a user accepted."""
+        """Let the next start change to a plan whose differences a user accepted."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Of the query that is about to start; None: unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """For a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -133,7 +129,7 @@ class StreamRecords(_StreamRows):
         duration_ms: int | None = None,
         accept_undone: str = "",
     ) -> StreamRecord:
-        """The generation increases.
+        """Switch to another live directory, which increases the generation.
 
         Refused while an unfenced previous holder may write: its directory would be forgotten.
 
@@ -143,8 +139,6 @@ class StreamRecords(_StreamRows):
                 empty state.
             claims: The stream takes ownership of that snapshot.
             plan: The plan of the state, empty if unknown; None as before.
-            state_edits: Ids of the edits in the state; None as before.
-            duration_ms: How long it took to build.
             accept_undone: Why streams downstream may keep what they have read of the rows that this undoes.
         """
         stream_id = lease.stream_id
@@ -194,7 +188,6 @@ class StreamRecords(_StreamRows):
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """In a transaction of the stream's writer."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -230,7 +223,7 @@ def _source(connection: Connection, origin: StateOrigin, pending_restore: Pendin
 def _get(connection: Connection, stream_id: str) -> StreamRecord:
     row = connection.execute(select(streams).where(streams.c.stream_id == stream_id)).one_or_none()
     if row is None:
-        # SQLite also stores what is no text.
+        # SQLite also stores values that are no text.
         listed = connection.execute(select(streams.c.stream_id).order_by(streams.c.stream_id)).scalars()
         known = ", ".join(map(str, listed)) or "none yet"
         raise StreamNotFoundError(
@@ -296,7 +289,6 @@ def _edits_as_text(edits: Sequence[str]) -> str | None:
 
 
 def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
-    """Empty, and reported in `troubles`, if unreadable."""
     try:
         edits = from_json(value) if value is not None else []
     except ValueError:
@@ -309,12 +301,7 @@ def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RebuiltStream:
-    """What to register for an unknown stream.
-
-    Attributes:
-        next_number: Greater than all numbers in use.
-        begins: For each timeline, its parent and the batch at which it branched off.
-    """
+    """What to register for an unknown stream; `begins` is each timeline's parent and the batch of its branch."""
 
     snapshots: Sequence[SnapshotRecord]
     next_number: int
@@ -334,7 +321,7 @@ class RebuildRecords(_StreamRows):
             raise_counter(connection, lease.stream_id, next_number)
 
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
-        """The previous holder of its lease is unknown, so its query is fenced before the next start."""
+        """Register a stream of a lost catalog; its next start fences the unknown previous holder of the lease."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             _insert(connection, rebuilt.snapshots)

@@ -60,9 +60,7 @@ streams = Table(
     Column("pending_restore", Text),
     Column("plan", Text),
     Column("accepted_plan", String(80)),
-    # JSON of a StateOrigin.
     Column("origin", Text),
-    # A JSON array.
     Column("state_edits", Text),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
@@ -201,7 +199,7 @@ requests = Table(
     Index("ix_requests_status_kind", "status", "kind"),
 )
 
-# Snapshots of the parent up to that batch belong to a timeline's history.
+# The history of a timeline includes snapshots of its parent up to `to_batch`.
 timelines = Table(
     "timelines",
     metadata,
@@ -245,7 +243,6 @@ desired_states = Table(
     "desired_states",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
-    # Empty: the asset's definition decides.
     Column("desired", String(16)),
     Column("generation", Integer, nullable=False),
     Column("reached", Integer, nullable=False),

@@ -1,7 +1,7 @@
-"""Time limits of catalog calls: shorter than a lease, which cannot expire during a call.
+"""Time limits of catalog calls, so short that a lease cannot expire during a call.
 
-A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has ended
-when the lease expires.
+A holder that cannot renew its lease treats it as lost after most of its life. The rest limits a call, so that one begun
+right before has ended when the lease expires.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 
 DEFAULT_TTL_MS = 30_000
-# Share of its life after which a holder that could not renew gives it up.
+# A share of the lease's life.
 GIVE_UP_AFTER = 0.8
 # Migrations run without a lease, one process at a time.
 MIGRATION_S = 60.0
@@ -29,13 +29,13 @@ _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call",
 
 
 def call_limit_s(ttl_ms: int) -> float:
-    """Limit of a call with its connecting, in seconds, for leases with this time to live."""
+    """The limit of a call, with its connecting, for leases with this time to live."""
     return max(ttl_ms / 1000 * (1 - GIVE_UP_AFTER), _SHORTEST_S)
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Database calls in this context end after that time with an error of the driver."""
+    """End database calls in this context after that time, with an error of the driver."""
     before = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -49,7 +49,7 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 
 
 def limit_connections(engine: Engine) -> None:
-    """Connections obey `limited`.
+    """Make connections obey `limited`.
 
     The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
     for, and transactions whose client froze while holding rows.
@@ -57,14 +57,12 @@ def limit_connections(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)
         return
-    if engine.dialect.driver == "psycopg":
-        event.listen(engine, "do_connect", _connect_to_postgresql(_limited_connection()))
-    else:
-        event.listen(engine, "do_connect", _connect_to_postgresql(None))
+    connection_class = _limited_connection() if engine.dialect.driver == "psycopg" else None
+    event.listen(engine, "do_connect", _connect_to_postgresql(connection_class))
 
     @event.listens_for(engine, "connect")
     def limit_the_server(connection: Any, _record: object) -> None:
-        # psycopg sends begin and commit of a transaction on their own.
+        # In a transaction, psycopg would send begin and commit separately.
         connection.autocommit = True
         with connection.cursor() as cursor:
             cursor.execute(_settings(call_limit_s(DEFAULT_TTL_MS), is_local=False))
@@ -98,8 +96,6 @@ def _limited_connection() -> Any:
     import psycopg  # noqa: PLC0415
 
     class LimitedConnection(psycopg.Connection[Any]):
-        """Its waits end at the deadline; it is then closed."""
-
         @staticmethod
         def overdue() -> Exception:
             return psycopg.OperationalError("the database did not answer in time")

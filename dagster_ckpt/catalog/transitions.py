@@ -1,8 +1,8 @@
-"""What follows from each event of a stream: it is logged once, in Flink's words, and counted.
+"""The log line and the metrics of each event of a stream.
 
-The process that recorded an event logs it after the commit; transitions of a lease or restart are no events, but logged
-too. The logger is `dagster_ckpt.transitions`; its records have the attributes `stream_id` and `event`. Counts and last
-figures (`values/metrics.py`) change in the transaction of the event.
+The process that recorded an event logs it after the commit, in Flink's words; transitions of a lease or restart are no
+events, but logged too. The logger is `dagster_ckpt.transitions`; its records have the attributes `stream_id` and
+`event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -95,7 +95,6 @@ def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> st
 
 
 def failure_streak(failures: int | None, tolerable: int | None) -> str:
-    """Failures in a row, of how many tolerated; empty if uncounted."""
     if failures is None or tolerable is None:
         return ""
     if failures <= tolerable:
@@ -260,7 +259,6 @@ class RunLog:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on what is held back."""
         held, counted = self._held, self._counted
         if held is None:
             return
@@ -302,7 +300,7 @@ _OF_COMPLETED = {
 
 
 def changes_of(event: EventType, payload: Mapping[str, Any], at_ms: int) -> Iterator[Change]:
-    """Counters are added to, gauges are set; times are in ms."""
+    """Yield an event's changes of metrics: counters are added to, gauges are set; times are in ms."""
     kind = str(payload.get("kind") or "").lower()
     match event:
         case EventType.CHECKPOINT_COMPLETED | EventType.SAVEPOINT_COMPLETED:

@@ -22,7 +22,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 # These bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
-# At most 0.6 MB each. Lookups in path order need one at a time of each snapshot that contributed blocks.
+# At most 0.6 MB each. Lookups in the order of paths need one of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
@@ -53,7 +53,7 @@ class FileEntry(NamedTuple):
 
 
 class ObjectUse(NamedTuple):
-    """`length`: least length of the object; `used`: bytes in it that belong to files of the snapshot."""
+    """What a snapshot needs of a data object: its least `length`, and bytes `used` by files."""
 
     length: int = 0
     used: int = 0
@@ -66,10 +66,9 @@ _path_of = attrgetter("path")
 
 @dataclass(frozen=True)
 class Block:
-    """Some files of a snapshot, in the order of their paths.
+    """Some files of a snapshot, in the order of their paths; `packed` is JSON lines in gzip.
 
     Attributes:
-        packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
     """
 
@@ -84,7 +83,7 @@ class Block:
 
     @classmethod
     def read(cls, packed: bytes, *, stable: bool) -> Block:
-        """Raises ValueError if the block is damaged or an entry invalid (sections 3.2 to 3.4)."""
+        """Read a block; ValueError if it is damaged or an entry is invalid (sections 3.2 to 3.4)."""
         entries = _decoded(packed)
         if not entries:
             raise ValueError("a block of its list of files is empty")
@@ -173,7 +172,6 @@ class BlockBuilder:
         self._pending: dict[bool, list[FileEntry]] = {True: [], False: []}
 
     def add(self, entry: FileEntry, *, stable: bool) -> None:
-        """Fastest to look up if added in the order of the paths."""
         pending = self._pending[stable]
         pending.append(entry)
         if len(pending) == BLOCK_FILES:
@@ -199,7 +197,7 @@ class Paths:
         self._folders: set[str] = set()
 
     def add(self, paths: Collection[str]) -> None:
-        """ValueError for a conflict."""
+        """Add paths; ValueError if two are the same, or one lies in another."""
         if not self._files.isdisjoint(paths):
             raise ValueError("two files of the snapshot have the same path")
         self._files.update(paths)
@@ -214,7 +212,7 @@ class Paths:
 
 
 def _check_path(path: str) -> None:
-    """ValueError for a path that a restore could not write below its directory (section 3.2)."""
+    """Raise ValueError for a path that a restore could not write below its directory (section 3.2)."""
     if _PLAIN_PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:120]!r} is not a plain relative path")
     if path.isascii() and len(path) <= _NAME_BYTES:
@@ -225,7 +223,7 @@ def _check_path(path: str) -> None:
 
 
 def is_reference(reference: str) -> bool:
-    """In the snapshot's directory or the stream's shared folder (section 3.3)."""
+    """Whether it names an object in the snapshot's directory or the stream's shared folder (section 3.3)."""
     return _REFERENCE.fullmatch(reference) is not None
 
 

@@ -24,9 +24,8 @@ DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
 SET_NAME = "_set"
-# In a copy whose bytes were all read and compared.
+# Marks a copy whose bytes were all read and compared.
 VERIFIED_NAME = "_verified"
-# What only the catalog knows of the snapshot, for a catalog that is rebuilt.
 NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -34,12 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(file_io: FileIO) -> list[str]:
-    """Including broken ones, oldest first."""
     return [name for name in _numbered(file_io) if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
 def savepoint_directories(file_io: FileIO) -> list[str]:
-    """Including broken ones, by name."""
     names = sorted(name for name, entry in file_io.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
     return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
@@ -55,7 +52,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
         protected: Directories of snapshots whose objects must be kept, listed or not.
     """
     # Another process may be deleting the same snapshot.
-    metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
+    metadata = read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
         file_io.delete(f"{directory}/{METADATA_NAME}")
@@ -68,7 +65,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
         objects = {}
     freed = 0
     with suppress(FileNotFoundError):
-        # First: after a power failure it must not be listed again.
+        # First, so that the snapshot is not listed again after a power failure.
         file_io.flush(directory)
     for name in sorted(_disposable(file_io, frozenset(objects), directory, protected)):
         file_io.delete(name)
@@ -86,8 +83,6 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = 
 
 @dataclass(frozen=True)
 class Garbage:
-    """`age_ms` counts from its last change."""
-
     location: str
     reason: str
     age_ms: int = field(compare=False)
@@ -110,7 +105,6 @@ class Sweep:
     Objects are listed before the snapshots are read, so those of one published meanwhile count as used.
 
     Attributes:
-        now_ms: By the storage's clock, since the epoch.
         older_than_ms: Younger objects may belong to an attempt in progress.
         under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
@@ -155,7 +149,7 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """Of crashed savepoints, known by their marker: users may be copying others."""
+        """Delete the remains of crashed savepoints, known by their marker: users may be copying others."""
         file_io = self.file_io
         found = self._probes()
         for directory, entry in file_io.list().items():
@@ -172,7 +166,7 @@ class Sweep:
             return []
         if any(self._is_under_way(name) for name in names):
             return []
-        if _read_if_there(file_io, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
+        if read_if_there(file_io, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
             return []
         if METADATA_NAME not in names:
             left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
@@ -218,14 +212,13 @@ class Sweep:
 
 @contextmanager
 def logging_failure(place: str) -> Iterator[None]:
-    """The next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
         _log.warning("%s is left for the next pass: %s", place, error)
 
 
-def _read_if_there(file_io: FileIO, name: str) -> bytes | None:
+def read_if_there(file_io: FileIO, name: str) -> bytes | None:
     try:
         return file_io.read(name)
     except FileNotFoundError:
@@ -268,6 +261,5 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ())
 
 
 def _is_ours(name: str) -> bool:
-    """Files of users in a snapshot's directory are kept."""
     known = (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME, NOTES_NAME)
     return name in known or name.endswith((".pack", ".tmp"))

@@ -51,12 +51,7 @@ _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
 
 class SnapshotHeader(BaseModel):
-    """Header of a snapshot.
-
-    Attributes:
-        created_at_ms: When the attempt began, since the epoch.
-        properties: The caller's; nothing in this package reads it.
-    """
+    """The header; its `properties` are the caller's, and nothing in this package reads them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,7 +67,7 @@ class SnapshotHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The oldest blocks first."""
+    """The header and the blocks of a snapshot, the oldest first."""
 
     header: SnapshotHeader
     blocks: tuple[Block, ...] = ()
@@ -85,13 +80,13 @@ class Manifest:
     def other_blocks(self) -> tuple[Block, ...]:
         return tuple(block for block in self.blocks if not block.stable)
 
-    @property
-    def uses(self) -> dict[str, ObjectUse]:
+    @cached_property
+    def uses(self) -> Mapping[str, ObjectUse]:
         return merge_uses(self.blocks)
 
     @property
     def objects(self) -> frozenset[str]:
-        return frozenset(name for block in self.blocks for name in block.uses)
+        return frozenset(self.uses)
 
     def object_sizes(self, file_io: FileIO, directory: str) -> dict[str, int]:
         return file_io.sizes([object_name(directory, name) for name in self.uses])
@@ -126,7 +121,7 @@ class Manifest:
             yield from block.entries.values()
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """Without `stable`, only among the few other files."""
+        """The entry of a path; without `stable`, it is searched only among the few other files."""
         for run in self._other_runs + (self._stable_runs if stable else []):
             at = bisect_left(run, path, key=_last_of)
             entry = run[at].entries.get(path) if at < len(run) and run[at].first <= path else None
@@ -144,7 +139,7 @@ class Manifest:
 
 
 def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """In ascending order of paths, newest first: a path is in at most one block of each run."""
+    """Runs of blocks in ascending order, newest first: a path is in at most one block of each run."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and runs[-1][-1].last < block.first:
@@ -215,7 +210,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> dict[str, int]:
-    """Bytes that the snapshot needs of each data object, without decoding the list of files."""
+    """Bytes that a snapshot needs of each data object, without decoding the list of files."""
     with _opened(data, location) as (_, described):
         uses = described["objects"]
         return {name: _length(uses[name]) for name in _listed_objects(described)}
@@ -234,7 +229,7 @@ def _blocks(packed: bytes, described: list[tuple[int, bool]]) -> Iterator[Block]
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A compressed member could expand to any length."""
+    """Read a member, which must not be compressed: it could expand to any length."""
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
     return archive.read(name)

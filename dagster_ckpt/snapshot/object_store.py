@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from dagster_ckpt.errors import (
     CkptError,
     OptionError,
@@ -34,6 +36,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     delete_snapshot,
     logging_failure,
     probe_name,
+    read_if_there,
     savepoint_directories,
     storage_time_ms,
 )
@@ -44,7 +47,6 @@ from dagster_ckpt.snapshot.manifest import (
     checkpoint_directory,
     checkpoint_number,
 )
-from dagster_ckpt.snapshot.notes import read_notes
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, copy_snapshot, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -61,7 +63,7 @@ from dagster_ckpt.snapshot.writer import (
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Each snapshot is written incrementally to the previous one.
+# Metadata kept in memory, because each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
 OpenFileIO = Callable[[str], FileIO]
@@ -69,12 +71,6 @@ OpenFileIO = Callable[[str], FileIO]
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where and how a stream's snapshots are written.
-
-    Attributes:
-        stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
-    """
-
     stream_id: str
     stream_root: str
     savepoint_root: str | None
@@ -140,7 +136,7 @@ class ObjectSnapshotStore:
             if shared is not None:
                 self._remember(f"{shared.file_io.url}/{shared.directory}", shared.metadata)
             raise
-        # Listing a disk costs nothing.
+        # Without sizes of a disk, because listing it costs nothing.
         self._remember(location, written.metadata, written.sizes if self._stream_io.width > 1 else None)
         return self._stored(location, written)
 
@@ -156,7 +152,6 @@ class ObjectSnapshotStore:
         runner: PackRunner | None = None,
         progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
-        """The storage links or copies the data objects of `base` itself."""
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
@@ -239,12 +234,13 @@ class ObjectSnapshotStore:
     ) -> StoredSnapshot:
         """Copy a snapshot of another storage byte for byte; its objects that are here already only with `again`."""
         source_io, directory = source._at(location)
-        root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
+        is_checkpoint = checkpoint_number(directory) is not None
+        root = self._layout.stream_root if is_checkpoint else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
         file_io = self._open_file_io(root)
         width, mark = self._layout.transfer_threads, f"{directory}/{INCOMPLETE_NAME}"
-        is_new = checkpoint_number(directory) is None and file_io.size(f"{directory}/{METADATA_NAME}") is None
+        is_new = not is_checkpoint and file_io.size(f"{directory}/{METADATA_NAME}") is None
         if is_new:
             file_io.write(mark, [self._layout.stream_id.encode()])
         copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
@@ -252,21 +248,18 @@ class ObjectSnapshotStore:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
         notes = read_notes(source.companion(location, NOTES_NAME)).of_a_copy()
-        self.put_companion(f"{file_io.url}/{directory}", SET_NAME, source.companion(location, SET_NAME))
-        self.put_companion(f"{file_io.url}/{directory}", NOTES_NAME, notes.encoded())
+        copy = f"{file_io.url}/{directory}"
+        self.put_companion(copy, SET_NAME, source.companion(location, SET_NAME))
+        self.put_companion(copy, NOTES_NAME, notes.encoded())
         manifest = read_metadata(file_io, directory).manifest
-        return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
+        return StoredSnapshot(copy, manifest.full_bytes, copied, manifest.file_count)
 
     def companion(self, location: str, name: str) -> bytes | None:
-        """A file in the folder of a snapshot that is no part of it: `SET_NAME` or `NOTES_NAME`."""
+        """Read a file in a snapshot's folder that is no part of it: `SET_NAME` or `NOTES_NAME`."""
         file_io, directory = self._at(location)
-        try:
-            return file_io.read(f"{directory}/{name}")
-        except FileNotFoundError:
-            return None
+        return read_if_there(file_io, f"{directory}/{name}")
 
     def put_companion(self, location: str, name: str, content: bytes | None) -> None:
-        """See `companion`; None deletes it."""
         file_io, directory = self._at(location)
         if content is not None:
             # A user may have deleted the folder.
@@ -277,7 +270,6 @@ class ObjectSnapshotStore:
             file_io.flush(directory)
 
     def is_verified(self, location: str) -> bool:
-        """Whether `note_verified` was called, even long ago."""
         file_io, directory = self._at(location)
         return file_io.size(f"{directory}/{VERIFIED_NAME}") is not None
 
@@ -301,7 +293,6 @@ class ObjectSnapshotStore:
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> int:
-        """Metadata first, so that the snapshot is no longer found."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
@@ -328,7 +319,7 @@ class ObjectSnapshotStore:
             swept += sweep.stream()
         own = self._layout.savepoint_root
         for root in dict.fromkeys([*([own] if own is not None else []), *map(normalised, savepoint_folders)]):
-            # Where a user had a savepoint go once may be out of reach by now.
+            # A folder that a user once gave for a savepoint may be out of reach by now.
             with contextlib.nullcontext() if root == own else logging_failure(root):
                 file_io = self._open_file_io(root)
                 now_ms = storage_time_ms(file_io)
@@ -382,3 +373,28 @@ def _folder(location: str) -> str:
 
 def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]
+
+
+class SnapshotNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`_notes` in the folder of a snapshot: what only the catalog knows of it, for a catalog that is rebuilt."""
+
+    tagged_by: str | None = None
+    label: str | None = None
+    problem: str | None = None
+    broken_since_ms: int | None = None
+    proven_at_ms: int | None = None
+
+    def of_a_copy(self) -> SnapshotNotes:
+        """Leave out damage, which is of the original's bytes."""
+        return msgspec.structs.replace(self, problem=None, broken_since_ms=None)
+
+    def encoded(self) -> bytes | None:
+        return msgspec.json.encode(self) if self != SnapshotNotes() else None
+
+
+def read_notes(content: bytes | None) -> SnapshotNotes:
+    """Parse notes; empty if missing or damaged, because a snapshot is judged without them."""
+    try:
+        return msgspec.json.decode(content or b"{}", type=SnapshotNotes)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return SnapshotNotes()

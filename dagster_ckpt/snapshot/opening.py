@@ -42,7 +42,7 @@ MEMORY_URL = "jobmanager://memory"
 def open_store(
     storage: CheckpointStorage, stream_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
 ) -> SnapshotStore:
-    """A custom storage may ignore `transfer_threads`."""
+    """Open the store of a stream; a custom storage may ignore `transfer_threads`."""
     checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
         root, buffer_bytes = storage.checkpoint_location.url, storage.get_write_buffer_size()
@@ -76,7 +76,7 @@ def open_store(
 
 
 def stored_streams(storage: CheckpointStorage) -> dict[str, Mapping[str, object] | None]:
-    """By id: of streams of which only savepoints are left, the properties of one; None with a folder of checkpoints."""
+    """Streams in a storage by id: None if it has checkpoints, otherwise the properties of one of its savepoints."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -110,7 +110,7 @@ def _store(
     def open_file_io(url: str) -> FileIO:
         if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
-        # The options are the configured file system's; a savepoint may go to another one.
+        # A savepoint may go to another file system, which these options are not for.
         given = options if url.partition("://")[0] in schemes else {}
         return _file_io(url, given, buffer_bytes=buffer_bytes, users=users)
 
@@ -131,14 +131,14 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
             "Give the import path of a class or function that takes stream_id and the settings, and returns a "
             "CustomFileIO or a SnapshotStore."
         ) from cause_to_show(error)
-    if not _missing(created, SnapshotStore):
+    missing = [name for name in vars(SnapshotStore) if not name.startswith("_") and not hasattr(created, name)]
+    if not missing:
         return cast("SnapshotStore", created)
     if not isinstance(created, FileIO):
-        missing = ", ".join(_missing(created, SnapshotStore))
         raise OptionError(
             f"{storage.factory!r} created a {type(created).__name__}, which is neither a FileIO nor a SnapshotStore "
-            f"(it has no {missing}). Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or an object with every "
-            "method of dagster_ckpt.snapshot.store.SnapshotStore."
+            f"(it has no {', '.join(missing)}). Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or an object "
+            "with every method of dagster_ckpt.snapshot.store.SnapshotStore."
         )
     return _store_over(created, stream_id, storage.deployment)
 
@@ -153,7 +153,6 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
 
 
 def _store_over(file_io: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
-    """Savepoints too, unless the deployment has a folder for them."""
     root = normalised(file_io.url)
     if root != file_io.url:
         raise OptionError(f"The url of {type(file_io).__name__} is {file_io.url!r}; write it as {root!r}.")
@@ -183,13 +182,9 @@ def _file_io(
     url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
 ) -> FileIO:
     if url.startswith("file://"):
-        # Housekeeping deletes what it lists.
+        # No links are followed, because housekeeping deletes what it lists.
         return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
     # A location has no user info: use that of the configured storage on the same host.
     user = (users or {}).get((path.scheme, path.authority), "")
     return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
-
-
-def _missing(created: object, interface: type) -> list[str]:
-    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(created, name)]

@@ -19,7 +19,7 @@ from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
 # Smaller pieces cost more than they save.
 CHUNK_BYTES = 1024 * 1024
-# A call per file costs more than its bytes. Within a batch aborts are not checked, and each read may be slow.
+# Small files are written together, as a call per file costs more than its bytes; an abort waits meanwhile.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one snapshot are stored once, as far as this many digests show.
@@ -55,8 +55,6 @@ class PackCallbacks:
     """What a worker calls while it writes.
 
     Attributes:
-        stored_at: Where the content of a file with this digest is stored already, or None.
-        is_likely_unchanged: Whether to read a large file for its digest first.
         check_aborted: Raises SnapshotAbortedError; called at short intervals.
         creating: Called with the name of each data object before it is created, to remove a partial one.
         complete: Called with a function that completes a task's last data object, which must run before the snapshot is
@@ -106,17 +104,14 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    def width(self, total_bytes: int, pack_bytes: int) -> int:
-        """Number of tasks to create, if a data object takes `pack_bytes`."""
+    def width(self, total_bytes: int, pack_bytes: int) -> int: ...
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Files are in order of path within a task and from task to task."""
+        """Run tasks, whose files are in order of path within a task and from task to task."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Writes in up to `count` threads of this process."""
-
     count: int
 
     def width(self, total_bytes: int, pack_bytes: int) -> int:

@@ -28,10 +28,7 @@ def read_metadata(file_io: FileIO, directory: str) -> Metadata:
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> dict[str, int]:
-    """By name in the parent folder, with the bytes that are needed of each; cheap with many files.
-
-    The metadata has another `name` while the snapshot is being deleted.
-    """
+    """The bytes needed of each data object, by its name in the parent folder; cheap with many files."""
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return {object_name(directory, reference): length for reference, length in references.items()}
 
@@ -72,9 +69,9 @@ def extract(
 
 
 def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> list[str]:
-    """Problems of a snapshot; an empty list means that it is intact.
+    """The problems of a snapshot; none if it is intact.
 
-    Without `deep`, only checks that the data objects exist and are long enough. StorageAccessError says nothing about
+    Without `deep`, only check that the data objects exist and are long enough. StorageAccessError says nothing about
     the snapshot.
     """
     try:
@@ -112,7 +109,6 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
 
 
 def _opened(file_io: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
-    """A missing data object makes the snapshot corrupt."""
     if reference is None:
         return io.BytesIO(inline)
     name = object_name(directory, reference)
@@ -166,8 +162,8 @@ def copy_snapshot(
 ) -> int:
     """Copy a snapshot under its own name, data objects first; returns the bytes that were written. Repeatable.
 
-    A copy shares its objects with the copies that are there, as the original does with its neighbors. A repetition uses
-    the objects of an interrupted copy; a sweep deletes them.
+    A copy shares its objects with the copies that are there. A repetition uses the objects of an interrupted copy; a
+    sweep deletes them.
 
     Args:
         source: The parent folder of the snapshot, with all objects that it may share.
@@ -187,7 +183,7 @@ def copy_snapshot(
         )
     sizes, present = source.sizes(list(needed)), target.sizes(list(needed))
     lacking = {each for each, length in needed.items() if present.get(each, -1) < length}
-    # An object that the storage has cut short replaces no longer one: other copies may need its end.
+    # An object that was cut short must not replace a longer one, whose end other copies may need.
     wanted = [each for each in needed if each in lacking or (again and sizes.get(each, -1) >= present[each])]
     for each in wanted:
         if sizes.get(each, -1) < needed[each]:
@@ -216,7 +212,6 @@ def _chunks(source: FileIO, name: str, check_canceled: CancelCheck) -> Iterator[
 
 
 def _refuse_missing(target: FileIO, directory: str, needed: Mapping[str, int]) -> None:
-    """Another process may have deleted an older copy with its objects."""
     there = target.sizes(list(needed))
     missing = [name for name, length in needed.items() if there.get(name, -1) < length]
     if missing:

@@ -16,17 +16,16 @@ from dagster_ckpt.snapshot.manifest import Manifest, Metadata, object_name
 class ContentCheck(Protocol):
     """Compares a file with the checksums that it carries, while it is read."""
 
-    def update(self, chunk: bytes) -> None:
-        """Pass the next piece of the file."""
+    def update(self, chunk: bytes) -> None: ...
 
     def trouble(self) -> str | None:
-        """None if the whole file is intact."""
+        """What is wrong with the whole file; None if it is intact."""
 
 
 class Source(Protocol):
     """One file to put into a snapshot.
 
-    With the path and the identity or token of an earlier snapshot's file, it is not read; otherwise the content is
+    It is not read if an earlier snapshot has a file with its path and its identity or token; otherwise the content is
     compared.
     """
 
@@ -36,7 +35,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """A stream of another length is rejected."""
+        """The exact length: a stream of another length is rejected."""
 
     @property
     def identity(self) -> str | None:
@@ -50,14 +49,13 @@ class Source(Protocol):
     def stable(self) -> bool:
         """Whether the next snapshots will probably contain it, so that it is worth storing for reuse."""
 
-    def open(self) -> BinaryIO:
-        """Open the bytes."""
+    def open(self) -> BinaryIO: ...
 
     def read(self) -> bytes:
         """All bytes, or more than `size` if the file has grown; for small files."""
 
     def check(self) -> ContentCheck | None:
-        """New bytes must pass it; None if the file carries no checksums."""
+        """A check that new bytes must pass; None if the file carries no checksums."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class SourceFile:
         return
 
 
-# An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
+# An object with a smaller share in use is written again, which costs at most a third of what its deletion frees.
 SPARSE = 0.25
 
 ShareObject = Callable[[str], str | None]
@@ -89,8 +87,8 @@ class BaseSnapshot:
 
     Attributes:
         same_folder: Both refer to the same objects by the same names. Otherwise each object has to be linked or copied.
-        sizes: Of its objects as this process listed them when it wrote the snapshot; None: they are listed. They are
-            listed again before the next snapshot becomes visible.
+        sizes: Sizes of its objects when this process wrote it; None: list them. They are listed again before the next
+            snapshot becomes visible.
     """
 
     metadata: Metadata
@@ -105,7 +103,7 @@ class BaseSnapshot:
 
     @cached_property
     def usable_objects(self) -> frozenset[str]:
-        """Without missing or truncated ones, so that damage does not spread, and those hardly in use."""
+        """Objects that are neither missing or truncated, so that damage does not spread, nor hardly in use."""
         uses = self.manifest.uses
         sizes = self.sizes if self.sizes is not None else self.manifest.object_sizes(self.file_io, self.directory)
         usable = set()

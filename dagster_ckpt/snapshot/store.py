@@ -19,8 +19,6 @@ from dagster_ckpt.snapshot.writer import Progress, Stage
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A snapshot that is complete in storage."""
-
     location: str
     full_bytes: int
     incremental_bytes: int
@@ -35,7 +33,7 @@ class SnapshotStore(Protocol):
     """
 
     def check_access(self) -> None:
-        """So that problems show before the first checkpoint."""
+        """Check that the storage can be used, so that problems show before the first checkpoint."""
 
     def write_checkpoint(
         self,
@@ -80,10 +78,15 @@ class SnapshotStore(Protocol):
         """
 
     def base(self, location: str | None) -> BaseSnapshot | None:
-        """None if it is missing or broken, or if this store does not share."""
+        """The snapshot to share bytes with; None if it is missing or broken, or if this store does not share."""
 
     def manifest(self, location: str) -> Manifest:
-        """SnapshotNotFoundError, or SnapshotCorruptError if the metadata is truncated or modified."""
+        """Read a manifest.
+
+        Raises:
+            SnapshotNotFoundError: There is no snapshot.
+            SnapshotCorruptError: The metadata is truncated or modified.
+        """
 
     def extract(
         self,
@@ -105,16 +108,16 @@ class SnapshotStore(Protocol):
         """
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """Problems; empty if the snapshot is intact."""
+        """The problems of a snapshot; none if it is intact."""
 
     def checkpoints(self) -> list[str]:
-        """Including broken ones, oldest first."""
+        """Locations of checkpoints, including broken ones, oldest first."""
 
     def savepoints(self, folder: str | None = None) -> list[str]:
-        """Complete ones in a folder, by default the configured one, including other streams', by name."""
+        """Complete savepoints in a folder (default: the configured one), also of other streams, by name."""
 
     def is_own(self, location: str) -> bool:
-        """In the stream's folder or the configured savepoint folder."""
+        """Whether it is in the stream's folder or the configured savepoint folder."""
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> int | None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
@@ -154,7 +157,7 @@ def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool])
 
 
 def sources_in(store: SnapshotStore, location: str, entries: Iterable[FileEntry]) -> list[Source]:
-    """As sources of another snapshot. Bytes that the store can link or copy are never read."""
+    """Files of a snapshot as sources of another. Bytes that the store can link or copy are never read."""
 
     def read(path: str) -> BytesIO:
         return BytesIO(read_files(store, location, path.__eq__).get(path, b""))

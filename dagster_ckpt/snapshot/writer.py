@@ -35,11 +35,11 @@ _path_of = attrgetter("path")
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Options for writing a snapshot.
+    """How to write a snapshot.
 
     Attributes:
         inline_threshold: Files smaller than this many bytes are stored in the metadata; None: all files.
-        inline_limit_bytes: Maximum total size of inlined files; further ones go into a data object.
+        pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
     """
@@ -131,9 +131,9 @@ class _Writer:
         self._entries = BlockBuilder()
         extended = base.metadata if base is not None and extends else None
         self._stable_blocks = extended.manifest.stable_blocks if extended is not None else ()
-        # With a few bytes of files that no longer exist, until a snapshot does not extend its base.
+        # Bytes of files that no longer exist stay until a snapshot does not extend its base.
         self._inline = bytearray(extended.inline if extended is not None else b"")
-        # Logs that are read again need not be written again.
+        # By digest, so that logs that are read again need not be written again.
         others = extended.manifest.other_blocks if extended is not None else ()
         self._inlined = {
             entry.digest: entry.offset for block in others for entry in block.entries.values() if entry.object is None
@@ -141,7 +141,7 @@ class _Writer:
         # A retry of the same snapshot must not touch the objects of an earlier attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._created: list[str] = []
-        # Overlaps with encoding the metadata.
+        # Last objects, whose completion overlaps with encoding the metadata.
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
@@ -160,7 +160,7 @@ class _Writer:
             # An extended base's inlined bytes keep their offsets.
             elif entry.object is not None or self._extends:
                 self._entries.add(entry, stable=file.stable)
-            elif self._may_inline(file.size) and self._base is not None:
+            elif self._may_inline(file.size, len(self._inline)) and self._base is not None:
                 data = self._base.metadata.inline[entry.offset : entry.offset + file.size]
                 self._entries.add(entry._replace(offset=len(self._inline)), stable=file.stable)
                 self._inline += data
@@ -169,7 +169,7 @@ class _Writer:
         return rest
 
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-        """Into files to inline and files to pack.
+        """Split files into those to inline and those to pack.
 
         If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
         written again each time.
@@ -246,7 +246,7 @@ class _Writer:
             work()
 
     def _complete(self, manifest: Manifest) -> None:
-        """Only then may the snapshot become visible."""
+        """Complete the data objects, and check them before the snapshot may become visible."""
         for completing in self._completing:
             completing.result()
         if self._adopted:
@@ -255,7 +255,7 @@ class _Writer:
         self._sizes = manifest.object_sizes(self._file_io, self._directory) if manifest.objects else {}
         problems = manifest.unusable_objects(self._file_io, self._directory, self._sizes)
         if problems:
-            # The cut is taken again, and the base is then listed.
+            # With a remembered base the cut is taken again, and the base is then listed.
             is_remembered = self._base is not None and self._base.sizes is not None
             raise (CutOvertakenError if is_remembered else StorageAccessError)(
                 f"{self._file_io.url}/{self._directory} was not completed: data objects that it needs were deleted "
@@ -275,7 +275,7 @@ class _Writer:
         self._file_io.delete_if_empty(self._directory)
 
     def _may_be_published(self) -> bool:
-        """A put can fail here and succeed in the store."""
+        """Whether the metadata may exist: a put can fail here and succeed in the store."""
         if not self._publishing:
             return False
         try:
@@ -294,11 +294,10 @@ class _Writer:
         source = object_name(base.directory, reference)
         return name if self._file_io.adopt(object_name(self._directory, name), base.file_io, source) else None
 
-    def _may_inline(self, size: int, inlined: int | None = None) -> bool:
+    def _may_inline(self, size: int, inlined: int) -> bool:
         threshold = self._options.inline_threshold
         if threshold is None or size == 0:
             return True
-        inlined = len(self._inline) if inlined is None else inlined
         return size < threshold and self._fits(inlined + size)
 
     def _fits(self, inlined: int) -> bool:

@@ -22,8 +22,7 @@ from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
 from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME, logging_failure
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, checkpoint_number
-from dagster_ckpt.snapshot.notes import SnapshotNotes, read_notes
-from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, SnapshotNotes, read_notes
 from dagster_ckpt.stream.lease import repeating
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time

@@ -1,7 +1,6 @@
-"""The ASGI application of the checkpoint page.
+"""The ASGI application of the checkpoint page, and the metrics of all streams for Prometheus.
 
-With `--actions` the page offers actions (`ActionLog`); `exposition` has the metrics of all streams in the format of
-Prometheus or OpenMetrics.
+With `--actions` the page offers actions (`ActionLog`).
 """
 
 from __future__ import annotations
@@ -65,8 +64,6 @@ Report = Callable[[str], None]
 
 
 class ActionStatus(StrEnum):
-    """Status of an action: RUNNING → DONE or FAILED."""
-
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
@@ -74,8 +71,6 @@ class ActionStatus(StrEnum):
 
 @dataclass
 class Action:
-    """An action started on the page; its messages are steps, and result or failure."""
-
     number: int
     stream_id: str
     title: str
@@ -95,7 +90,7 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """`work` receives a reporter of steps, and returns its result as messages."""
+        """Start an action; `work` receives a reporter of steps, and returns its result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)
@@ -103,7 +98,6 @@ class ActionLog:
         return action
 
     def of(self, stream_id: str) -> list[Action]:
-        """Newest first."""
         with self._lock:
             return [action for action in self._actions if action.stream_id == stream_id]
 
@@ -114,13 +108,13 @@ class ActionLog:
         """
         self._is_closing = True
         until = time.monotonic() + _CLOSING_S
-        while self._running() and time.monotonic() < until:
+        while self._is_running() and time.monotonic() < until:
             withdraw()
             time.sleep(0.1)
 
-    def _running(self) -> list[Action]:
+    def _is_running(self) -> bool:
         with self._lock:
-            return [action for action in self._actions if action.status is ActionStatus.RUNNING]
+            return any(action.status is ActionStatus.RUNNING for action in self._actions)
 
     def _run(self, action: Action, work: Callable[[Report], list[str]]) -> None:
         try:
@@ -141,7 +135,6 @@ class ActionLog:
 
 
 def exposition(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
-    """Text and content type."""
     families = {
         metric: (CounterMetricFamily if metric.is_counter else GaugeMetricFamily)(
             metric.family, metric.description, labels=metric.labels
@@ -186,10 +179,8 @@ _TABS: dict[str, Callable[[Client, str], Any]] = {
 
 
 class CheckpointPage:
-    """See `checkpoint_page`."""
-
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
-        # So that the page withdraws only its own requests.
+        # A name of its own, so that the page withdraws only its own requests.
         self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")
         self._token = token
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
@@ -256,8 +247,6 @@ class CheckpointPage:
             "of its own. Open the address that `dagster-ckpt ui` printed, or add the name with --allowed-host.",
             400,
         )
-
-    # The pages.
 
     def _streams(self, request: Request) -> Response:
         return self._render(request, "streams.html", streams=self._client.list_streams())
@@ -329,8 +318,6 @@ class CheckpointPage:
         text, content_type = await run_in_threadpool(exposition, samples, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
-    # Actions.
-
     async def _sign_in(self, request: Request) -> Response:
         given = request.query_params.get("token", "")
         if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
@@ -395,8 +382,6 @@ class CheckpointPage:
         """What the cookie holds: proof of the token, not the token."""
         return hmac.new((self._token or "").encode(), b"actions", hashlib.sha256).hexdigest()
 
-    # Rendering.
-
     def _of_stream(self, stream: Any, tab: str) -> dict[str, Any]:
         return {"stream": stream, "tab": tab, "actions": self._log.of(stream.stream_id)}
 
@@ -408,7 +393,7 @@ class CheckpointPage:
         return HTMLResponse(text)
 
     def _page(self, handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A page whose errors are pages too. The client blocks, so it runs in a thread."""
+        """Run a handler, which blocks, in a thread; its errors are pages too."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -440,7 +425,7 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
 
 
 def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
-    """Unless the browser is signed in and the location is in the storage of the stream. Opens nothing.
+    """Refuse a location unless the browser is signed in and it is in the storage of the stream. Opens nothing.
 
     A preview opens its location: anybody who reaches the page could make the server fetch addresses of its network, or
     read local files.
@@ -466,7 +451,7 @@ def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act
 
 
 def is_inside(location: str, folders: Iterable[str]) -> bool:
-    """However it is spelled. A symbolic link leads out of a folder."""
+    """Whether a location is in a folder, however it is spelled. A symbolic link leads out of a folder."""
     decoded = location
     while (once := unquote(decoded)) != decoded:
         decoded = once
@@ -478,7 +463,7 @@ def is_inside(location: str, folders: Iterable[str]) -> bool:
         place = StoragePath.parse("location", location_url("location", location))
     except OptionError:
         return False
-    # Spelling first, so that no network disk is mounted.
+    # The spelling is compared first, so that no network disk is mounted.
     below = [folder for folder in folders if place.url.startswith(f"{folder.rstrip('/')}/")]
     return not place.user_info and any(lies_in(place.url, folder) for folder in below)
 
@@ -506,7 +491,6 @@ def _is_same_origin(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str] | None:
-    """None if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk

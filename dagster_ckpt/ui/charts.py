@@ -25,12 +25,12 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More dots would overlap.
 _MOST_POINTS = 200
 _SAVEPOINT = 2.0
-# Room for the name of an end of the time axis.
+# Room for the name at an end of the axis.
 _END_NAME = 170
-# A value is cut off that is so many times as high as the others.
+# A value this many times as high as the others is cut off.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
-# Starts that go on where the execution before stopped.
+# Starts that continue where the previous execution stopped.
 _GOES_ON = ("RESUME", "CLONE")
 
 
@@ -42,13 +42,11 @@ class Point:
 
 
 def points(figures: Sequence[SnapshotFigures], name: str) -> list[Point]:
-    """The snapshots are oldest first."""
     values = ((each, getattr(each, name)) for each in figures)
     return [Point(each.completed_at_ms, float(value), each) for each, value in values if value is not None]
 
 
 def thinned(values: Sequence[Point]) -> list[Point]:
-    """The largest value of each part of the time."""
     if len(values) <= _MOST_POINTS:
         return list(values)
     size = len(values) / _MOST_POINTS
@@ -66,7 +64,7 @@ def _dot(point: Point, place: tuple[float, float], text: Callable[[int], str]) -
     return f'<circle cx="{place[0]}" cy="{place[1]}" r="3"><title>{title}</title></circle>'
 
 
-# Distances of ticks: one that is round on a clock.
+# Distances of ticks that are round on a clock.
 _STEPS = tuple(
     seconds * 1000
     for seconds in (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800)
@@ -75,7 +73,7 @@ _DAY_MS = 86_400_000
 
 
 def ticks(first_ms: int, last_ms: int, *, most: int) -> list[tuple[int, str]]:
-    """Round moments between two others, with names: a time, or a date where they are days apart."""
+    """Round times between two others, with names: a time of day, or a date where they are days apart."""
     span_ms = last_ms - first_ms
     fitting = (step for step in _STEPS if span_ms // step <= most)
     step_ms = next(fitting, max(-(-span_ms // most // _DAY_MS), 1) * _DAY_MS)
@@ -87,7 +85,7 @@ def ticks(first_ms: int, last_ms: int, *, most: int) -> list[tuple[int, str]]:
 
 
 def _time_axis(first_ms: int, last_ms: int, x: Callable[[int], float], *, top: float, base: float, most: int) -> Markup:
-    """Ticks with names below; the caller names the two ends, so none is named near them."""
+    """Draw ticks with names below; none is named near the two ends, which the caller names."""
     drawn = Markup("").join(
         Markup('<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{base}"/>').format(x=x(at_ms), top=top, base=base)
         for at_ms, _ in ticks(first_ms, last_ms, most=most)
@@ -110,13 +108,13 @@ def _scale(values: Sequence[float]) -> float:
 def line_chart(
     title: str, values: Sequence[Point], text: Callable[[int], str], *, starts: Sequence[int] = ()
 ) -> Markup:
-    """A line over time, which starts at zero. `text` formats a value for the axis and the summary.
+    """Draw a line over time, which starts at zero. `text` formats a value for the axis and the summary.
 
-    At each of `starts`, the times of starts, the line is interrupted: nothing was measured in between.
+    The line is interrupted at each of `starts`, because nothing was measured before it.
     """
     if not values:
         return no_chart(title, "No data yet.")
-    # Always with the newest.
+    # The newest value is always shown.
     shown = [*thinned(values[:-1]), values[-1]]
     first, last = values[0].at_ms, values[-1].at_ms
     most = max(point.value for point in shown)
@@ -172,14 +170,12 @@ def line_chart(
 
 
 def no_chart(title: str, why: str) -> Markup:
-    """In place of a chart that would say nothing."""
     return Markup('<figure class="chart"><figcaption>{}</figcaption><p class="muted">{}</p></figure>').format(
         title, why
     )
 
 
 def _path(shown: Sequence[Point], starts: Sequence[int], place: Callable[[Point], tuple[float, float]]) -> str:
-    """Lines between points that no start separates; a single one is a dot."""
     parts = []
     for _, points_of_one in groupby(shown, lambda point: bisect(starts, point.at_ms)):
         places = " ".join(f"{x},{y}" for x, y in map(place, points_of_one))
@@ -189,8 +185,6 @@ def _path(shown: Sequence[Point], starts: Sequence[int], place: Callable[[Point]
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """An execution on the time line, and its starting snapshot."""
-
     execution: ExecutionRecord
     restored: SnapshotRecord | None
 
@@ -200,7 +194,7 @@ _SHORTEST = 6
 
 
 def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures], *, now_ms: int) -> Markup:
-    """Executions as bars, snapshots as marks below them, and a curve from each restored snapshot to its execution.
+    """Draw executions as bars, snapshots as marks below them, and a curve from each restored snapshot to its execution.
 
     A row holds an execution and those that continued in its live directory. Bars are newest first, snapshots oldest
     first. A running execution ends at `now_ms`.
@@ -268,7 +262,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
 
 
 def _rows(bars: Sequence[TimelineBar]) -> list[list[TimelineBar]]:
-    """Newest first. An execution that resumed shares the row of the one before it."""
+    """Group bars in rows, newest first: an execution that resumed shares the row of the one before it."""
     rows: list[list[TimelineBar]] = []
     for bar in bars:
         if rows and (rows[-1][-1].execution.recovery or {}).get("kind") in _GOES_ON:
@@ -279,7 +273,6 @@ def _rows(bars: Sequence[TimelineBar]) -> list[list[TimelineBar]]:
 
 
 def _label(group: Sequence[TimelineBar], y: float, x: float) -> Markup:
-    """What a row began with, and what became of its executions."""
     oldest = group[-1]
     begun = describe_snapshot(oldest.restored) if oldest.restored else oldest.execution.began_with
     failed = sum(_bar_class(bar.execution.status) == "bad" for bar in group)
@@ -302,7 +295,6 @@ def _mark(each: Point, x: float, y: float) -> Markup:
 
 
 def _bar(bar: TimelineBar, y: float, begin: float, end: float) -> Markup:
-    """The life of an execution, and its end in the color of its status."""
     execution = bar.execution
     until = "now" if execution.ended_at_ms is None else utc_time(execution.ended_at_ms)
     title = f"{execution.status.value}: {utc_time(execution.started_at_ms)} to {until}"
@@ -332,7 +324,7 @@ _BOX_WIDTH, _BOX_HEIGHT, _GAP_ACROSS, _GAP_DOWN, _NAME = 190, 48, 110, 22, 20
 
 
 def graph_chart(graph: StreamConnections) -> Markup:
-    """Each stream right of those that it reads, with the batches that it is behind on the line between."""
+    """Draw each stream right of those that it reads, with the batches that it is behind on the line between."""
     columns = _columns(graph)
     boxes = {
         stream: (1 + across * (_BOX_WIDTH + _GAP_ACROSS), 1 + down * (_BOX_HEIGHT + _GAP_DOWN))
@@ -375,7 +367,7 @@ def graph_chart(graph: StreamConnections) -> Markup:
 
 
 def _columns(graph: StreamConnections) -> list[list[str]]:
-    """The length of the longest way to each stream; streams that read each other in a circle end at the right."""
+    """Streams by the longest path to each; those that read each other in a circle end at the right."""
     column = {each.stream_id: 0 for each in graph.streams}
     for _ in column:
         for each in graph.connections:

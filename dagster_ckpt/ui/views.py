@@ -64,11 +64,10 @@ _SETTINGS = {
     "savepoint_path": "Savepoints",
     "live_root": "Live directories",
 }
-# Of Kafka sources, and of queries with a watermark.
+# Only Kafka sources, and queries with a watermark, have these.
 _OPTIONAL = ("records_behind", _DELAY)
 # No stream lags so far behind its events: the events are old.
 _REPLAYED_MS = 30 * 86_400_000
-# Events of the page of failures, for a person.
 _FAILURES = {
     EventType.EXECUTION_ENDED: "Execution failed",
     EventType.RECOVERY_FAILED: "Recovery failed",
@@ -79,8 +78,6 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """A stream's health, or why it cannot be evaluated, and its snapshots by status."""
-
     stream: StreamDescription
     health: StreamHealth | None
     problem: str | None
@@ -90,7 +87,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of one figure, as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99."""
+    """Statistics of one figure, as text: minimum, mean, maximum, then percentiles 50, 90, 95 and 99."""
 
     title: str
     values: tuple[str, ...]
@@ -98,8 +95,6 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Percentiles over the last `count` completed snapshots."""
-
     stream: StreamDescription
     count: int
     rows: tuple[Percentiles, ...]
@@ -107,11 +102,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Newest first.
-
-    Attributes:
-        upgrades: Steps of upgrades and results of preflights and comparisons.
-    """
+    """Everything newest first; `upgrades` includes results of preflights and comparisons."""
 
     stream: StreamDescription
     bars: tuple[TimelineBar, ...]
@@ -122,7 +113,7 @@ class TimelinePage:
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures of one kind with one reason; `what` names the kind, `at_ms` is that of the newest."""
+    """Failures of one kind (`what`) with one reason; `at_ms` is that of the newest."""
 
     what: str
     reason: str
@@ -133,8 +124,6 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class Failures:
-    """Failed attempts, and failed executions and recoveries, by reason; the most recent groups first."""
-
     stream: StreamDescription
     snapshots: tuple[SnapshotRecord, ...]
     groups: tuple[FailureGroup, ...]
@@ -150,8 +139,6 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """As of the last start; no options if none were recorded."""
-
     stream: StreamDescription
     options: tuple[Option, ...]
     settings: tuple[tuple[str, str], ...]
@@ -159,8 +146,6 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """Without a header if deleted or unreadable."""
-
     stream: str
     record: SnapshotRecord
     header: SnapshotHeader | None
@@ -173,14 +158,11 @@ class SnapshotPage:
 
 @dataclass(frozen=True)
 class GraphPage:
-    """Streams that read each other, drawn from left to right."""
-
     found: StreamConnections
     chart: Markup
 
 
 def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
-    """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
     return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
 
@@ -206,7 +188,6 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def _delay_of_replayed(title: str, delays: Sequence[Point]) -> Markup | None:
-    """In place of the delay of old events, which only says how old they are."""
     least = min((round(point.value) for point in delays), default=0)
     if least < _REPLAYED_MS:
         return None
@@ -253,37 +234,36 @@ def timeline(client: Client, stream: str) -> TimelinePage:
     bars = tuple(TimelineBar(each, restored.get(sources[each.execution_id])) for each in described.executions)
     taken = catalog.history.figures(described.stream_id, limit=CHARTED)
     chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
-    upgrades = catalog.events.last_of(
-        [described.stream_id],
-        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED, EventType.HANDED_OVER),
-        up_to=catalog.events.latest_sequence(),
-        each=_EVENTS,
-    )[described.stream_id]
+    upgrades = _newest_events(
+        client, described.stream_id, (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED, EventType.HANDED_OVER)
+    )
     branches = tuple(catalog.history.branches(described.stream_id))
-    return TimelinePage(described, bars, branches, tuple(reversed(upgrades))[:ROWS], chart)
+    return TimelinePage(described, bars, branches, tuple(upgrades[:ROWS]), chart)
 
 
 def failures(client: Client, stream: str) -> Failures:
     described = client.describe_stream(stream, limit=1)
-    catalog = client.catalog
-    page = catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
-    wanted = (EventType.EXECUTION_ENDED, EventType.RECOVERY_FAILED, EventType.TERMINALLY_FAILED, EventType.ALERT)
-    events = catalog.events.last_of(
-        [described.stream_id], wanted, up_to=catalog.events.latest_sequence(), each=_EVENTS
-    )[described.stream_id]
+    page = client.catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
     bad = [
-        each for each in events if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
+        each
+        for each in _newest_events(client, described.stream_id, tuple(_FAILURES))
+        if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
     ]
-    return Failures(described, page.snapshots, tuple(_grouped(list(reversed(bad))))[:ROWS])
+    return Failures(described, page.snapshots, tuple(_grouped(bad))[:ROWS])
+
+
+def _newest_events(client: Client, stream_id: str, types: Sequence[EventType]) -> list[EventRecord]:
+    events = client.catalog.events
+    found = events.last_of([stream_id], types, up_to=events.latest_sequence(), each=_EVENTS)
+    return found[stream_id][::-1]
 
 
 def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
-    """By kind and reason, from events that are newest first."""
     groups: dict[tuple[str, str], FailureGroup] = {}
     for event in failed:
         of = event.payload
         at = f" at {of['point']}" if of.get("point") else ""
-        what = _FAILURES.get(event.type, event.type.value) + at
+        what = _FAILURES[event.type] + at
         reason = str(of.get("reason") or of.get("detail") or of.get("message") or of.get("alert") or "")
         seen = groups.get((what, headline(reason)))
         groups[what, headline(reason)] = FailureGroup(
@@ -297,7 +277,6 @@ def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
 
 
 def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
-    """Also a failed or deleted one."""
     described = client.describe_stream(stream, limit=1)
     record = client.catalog.snapshots.get(snapshot_id)
     if record.stream_id != described.stream_id:
@@ -321,7 +300,6 @@ def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
 
 
 def _sinks(properties: Mapping[str, object]) -> tuple[str, ...]:
-    """Where the query wrote: folders whose log the snapshot has, then tables and others."""
     captured, others = properties.get("sinks"), properties.get("other_sinks")
     folders = [each.get("path") for each in captured if isinstance(each, Mapping)] if isinstance(captured, list) else []
     return tuple(map(str, [*folders, *(others if isinstance(others, list) else [])]))
@@ -378,7 +356,6 @@ def _percentiles(title: str, values: Sequence[int | None], text: Callable[[int],
 
 
 def _json(value: object) -> str:
-    """Without secrets."""
     if isinstance(value, str):
         return without_secrets(value)
     return without_secrets(

@@ -1,1 +1,1 @@
-"""Checked values: durations, paths, modes, redacted text, and bytes from elsewhere. Nothing here knows a stream."""
+"""Checked values that know nothing of streams."""

@@ -1,4 +1,4 @@
-"""Text for people: durations, also in PyFlink's notation, moments, sizes and long messages. Moments in a time zone."""
+"""Durations, times, sizes and messages as text for people, PyFlink's `Duration`, clocks and time zones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Duration(timedelta):
 
     @classmethod
     def of_nanos(cls, nanos: int) -> Duration:
-        """Fractions of a microsecond are dropped."""
+        """Return a duration of whole microseconds; the rest is dropped."""
         return cls._of(microseconds=nanos // 1_000)
 
     @classmethod
@@ -78,12 +78,11 @@ def iso_duration(duration_ms: int) -> str:
 
 
 def utc_time(at_ms: int) -> str:
-    """For messages that may be read much later: `2013-01-02 03:04:05 UTC`."""
     return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def rounded_duration(duration_ms: int) -> str:
-    """In the two largest units, for a person.
+    """Format milliseconds in their two largest units.
 
     Example:
         >>> [rounded_duration(ms) for ms in (82, 1_500, 10_000, 61_500, 1_200_000, 7_260_000, 270_000_000)]
@@ -127,7 +126,6 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count: int | None) -> str:
-    """Bytes with a unit, such as 12.3 MB."""
     if count is None:
         return "unknown size"
     value, unit = float(count), 0
@@ -151,7 +149,7 @@ _LONGEST = 160
 
 
 def headline(message: str) -> str:
-    """The first line, cut after a sentence or a word if it is long."""
+    """The first line of a message, cut after a clause or a word if it is long."""
     whole = message.strip()
     first = whole.split("\n", 1)[0].rstrip()
     if len(first) > _LONGEST:

@@ -1,7 +1,7 @@
-"""Every metric of a stream, declared once.
+"""Every metric of a stream, declared once, under names that follow OpenTelemetry and Flink.
 
-The Prometheus endpoint, the exporter of a run, `docs/guides/metrics.md` and the checks of dashboard and alert rules
-follow from `METRICS`. Names follow OpenTelemetry, and Flink's metrics.
+The Prometheus endpoint, the exporter of a run, `docs/guides/metrics.md` and the checks of dashboard and alert rules are
+derived from `METRICS`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ STATUSES = ("starting", "running", "finished", "canceled", "failed", "suspended"
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, which has the label `stream`.
-
-    Attributes:
-        unit: In UCUM's notation.
-        flink: The corresponding metric of Flink.
-        label: Another label, such as `source`.
-    """
+    """A metric with the label `stream`, perhaps another `label` such as `source`; `unit` is in UCUM's notation."""
 
     name: str
     unit: str
@@ -41,7 +35,7 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """In Prometheus, without `_total`."""
+        """Its name in Prometheus without a counter's `_total`."""
         return "_".join(filter(None, [PREFIX, self.name.replace(".", "_"), _UNITS.get(self.unit)]))
 
     @property
@@ -154,7 +148,7 @@ METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) 
 
 
 class Sample(NamedTuple):
-    """`kind` is the value of its label `kind`, or of its own label; empty if it has none."""
+    """A value of a metric; `kind` is the value of its label besides `stream`, or empty."""
 
     metric: Metric
     stream_id: str

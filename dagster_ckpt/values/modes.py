@@ -1,4 +1,4 @@
-"""Enums: checkpointing modes, checkpoint retention, states of a stream, and delivery guarantees of a Kafka sink."""
+"""Enums of checkpointing, checkpoint retention, streams and Kafka delivery."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SnapshotKind(StrEnum):
 
 
 class RecoveryClaimMode(StrEnum):
-    """Who owns a start's snapshot, as in Flink (before 1.20 `RestoreMode`).
+    """Who owns the savepoint that a start names, as in Flink (before 1.20 `RestoreMode`).
 
     Attributes:
         NO_CLAIM: The stream never deletes the savepoint. You may delete it after the stream's next checkpoint.
@@ -116,9 +116,10 @@ class RecoveryClaimMode(StrEnum):
 class DesiredState(StrEnum):
     """The state that the supervisor sensor reconciles a stream to, like `job.state` of the Flink operator.
 
-    RUNNING: The stream runs with the loaded code.
-    SUSPENDED: The stream does not run; it was stopped with a savepoint and everything is kept.
-    CANCELED: The stream does not run; its cleanup option decides which checkpoints are kept.
+    Attributes:
+        RUNNING: The stream runs with the loaded code.
+        SUSPENDED: The stream does not run; it was stopped with a savepoint and everything is kept.
+        CANCELED: The stream does not run; its cleanup option decides which checkpoints are kept.
 
     Example:
         >>> client.set_desired_state("orders", DesiredState.SUSPENDED)
@@ -143,7 +144,7 @@ class Semantic(Enum):
     NONE = 2
 
 
-# Whether to write in transactions, and how many per batch.
+# Writer options of exactly-once delivery: the prefix of transaction ids, and the transactions per batch.
 TRANSACTIONAL_ID = "kafka.transactional.id"
 KAFKA_WRITERS = "kafka.transaction.writers"
 MOST_KAFKA_WRITERS = 1000
@@ -155,8 +156,6 @@ _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch t
 
 @dataclass(frozen=True)
 class KafkaDelivery:
-    """How a semantic is implemented, with the actual guarantee as text."""
-
     semantic: Semantic
     effect: Effect
     writer_options: dict[str, str]
@@ -166,7 +165,7 @@ class KafkaDelivery:
 def kafka_delivery(
     semantic: Semantic | str, *, transactional_id: str = "dagster-ckpt", writers: int = 1
 ) -> KafkaDelivery:
-    """The writer options for a semantic, and the guarantee they provide.
+    """Return the writer options for a semantic, and the guarantee they provide.
 
     Spark's own sink (`KafkaStreamingWrite`) flushes each task's rows before the batch commits: at-least-once with
     `acks=all`. `enable.idempotence` removes only duplicates of retries within a task.

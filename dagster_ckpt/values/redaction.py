@@ -1,6 +1,6 @@
 """Redact secrets from text, URLs, settings and command lines before they are stored, logged or shown.
 
-It may hide too much: never use it on a value that is used again.
+Redaction may hide too much: never use it on a value that the program reads again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = (
 _NAMED = rf"[\w.\-]*{_NAME}[\w.\-]*"
 _SECRET_NAME = re.compile(rf"(?:{_NAMED}|(?:[\w.\-]*[._-])?(?:key|pass)|sig|sas|auth)", re.IGNORECASE)
 _URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
-# Here the part before the `@` is a container.
+# In these URLs the part before the `@` is a container.
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")
 _QUOTED = r"\\?'[^']*'|\\?\"[^\"]*\""
 _BARE = r"[^\s&;,'\")\]}\\]+"
@@ -34,9 +34,7 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 
 
 def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
-    """Redact every secret that position or form reveals.
-
-    That is user info in URLs, values with secret-sounding names, and keys of a well-known form; `known` ones anywhere.
+    """Redact user info in URLs, values with secret-sounding names, keys of well-known forms, and `known` secrets.
 
     Example:
         >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")
@@ -69,7 +67,6 @@ def shown_command(words: Sequence[str]) -> list[str]:
 
 
 def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Redact the values of settings with secret-sounding names."""
     return {
         name: HIDDEN if names_a_secret(name) else without_secrets(value) if isinstance(value, str) else value
         for name, value in settings.items()
@@ -90,7 +87,7 @@ def user_info(url: str) -> tuple[str, str]:
 
 
 def refuse_user_info(option: str, url: str | None) -> None:
-    """Refuse user info: locations are stored and shown."""
+    """Raise OptionError if a location, which is stored and shown, has user info."""
     if url is not None and user_info(url)[1]:
         raise OptionError(
             f"{option} is {without_secrets(url)!r}, which contains a user name. Remove it: locations are stored and "
@@ -121,7 +118,7 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def _end_of_user(rest: str) -> int:
-    """Index of the `@` that ends the user info after `://`, or -1.
+    """The index of the `@` that ends the user info after `://`, or -1.
 
     An unescaped password may contain `@`, `/`, `?` and `#`: then the last `@` counts.
     """

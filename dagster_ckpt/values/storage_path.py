@@ -13,17 +13,17 @@ from typing import Any
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import user_info, without_secrets
 
-# Renames are atomic, puts are not, and folders must be created. All others count as object stores.
+# In these, renames are atomic, puts are not, and folders must be created. All others count as object stores.
 _WITH_FOLDERS = frozenset({"arrow_hdfs", "hdfs", "local", "smb", "webhdfs"})
 
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
-# Hadoop's URLs without an authority: `hdfs:/a`. One letter is a Windows drive.
+# Hadoop's URLs without an authority: `hdfs:/a`.
 _ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
 def local_path(url: str) -> Path | None:
-    """Of `file:///a`, Hadoop's `file:/a` or a plain path; None for any other URL."""
+    """The path of `file:///a`, Hadoop's `file:/a` or a plain path; None for any other URL."""
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
@@ -31,7 +31,6 @@ def local_path(url: str) -> Path | None:
 
 
 def has_scheme(url: str) -> bool:
-    """`s3://a`, and `hdfs:/a` as Hadoop writes it."""
     return "://" in url or _ONE_SLASH.match(url) is not None
 
 
@@ -41,12 +40,10 @@ def with_authority(url: str) -> str:
 
 
 def has_folders(url: str) -> bool:
-    """Not so in an object store."""
     return url.partition("://")[0] in _WITH_FOLDERS
 
 
 def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's arguments, plus defaults that this package needs."""
     # fsspec shares cached listings among threads: one from before a write may hide the written object.
     arguments = {**storage_options, "use_listings_cache": False}
     if not url.startswith(("s3://", "s3a://")):
@@ -57,7 +54,7 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 
 
 def location_url(option: str, value: str) -> str:
-    """An absolute path means `file://`, a relative one is refused.
+    """The URL of a location: an absolute path means `file://`, a relative one is refused.
 
     Classes with PyFlink's names take URLs only, as Flink does.
 
@@ -82,7 +79,7 @@ def location_url(option: str, value: str) -> str:
     return value
 
 
-# Set in each process of a cluster.
+# Databricks sets it in each process of a cluster.
 _RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 _MOUNTS = ("/Volumes/", "/Workspace/", "/dbfs/")
 
@@ -114,8 +111,7 @@ class StoragePath:
     """A directory, parsed from a URL.
 
     Attributes:
-        path: Absolute path in it, without a trailing slash; empty for the root of an authority.
-        user_info: Used only to open the directory.
+        path: Absolute, without a trailing slash; empty for the root of an authority.
     """
 
     scheme: str
@@ -125,9 +121,9 @@ class StoragePath:
 
     @classmethod
     def parse(cls, option: str, value: object) -> StoragePath:
-        """Drop repeated and trailing slashes, and resolve "." and "..".
+        """Parse a URL; repeated and trailing slashes are dropped, "." and ".." resolved.
 
-        Refused: a bare path, which depends on the machine, as in Flink; the root of a file system.
+        Refused are a bare path, which depends on the machine (as in Flink), and the root of a file system.
         """
         if not isinstance(value, str):
             raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
@@ -156,10 +152,10 @@ class StoragePath:
 
     @property
     def url_to_open(self) -> str:
-        """With user name and password; never shown or stored."""
+        """The URL with user name and password, which is never shown or stored."""
         scheme, separator, rest = self.url.partition("://")
         return f"{scheme}{separator}{self.user_info}@{rest}" if self.user_info else self.url
 
     def __str__(self) -> str:
-        """As PyFlink's getters return it: "file:/data" for file:///data."""
+        """Return what PyFlink's getters return: "file:/data" for file:///data."""
         return f"{self.scheme}:{'//' + self.authority if self.authority else ''}{self.path}"

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry. Without its SDK they go nowhere, and cost microseconds."""
+"""Spans of OpenTelemetry. Without its SDK they are dropped, at a cost of microseconds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _note(span: Span, **facts: AttributeValue | None) -> None:
 
 
 def _fail(span: Span, error: str) -> None:
-    # The SDK would record the exception with its message as it is.
+    # The SDK itself would record the exception with the secrets in its message.
     span.set_status(Status(StatusCode.ERROR, without_secrets(error)))
 
 
 @contextmanager
 def span(name: str, **facts: AttributeValue | None) -> Iterator[None]:
-    """A span around a step in one thread; also a decorator. Spans that begin meanwhile are its phases."""
+    """Trace a step in one thread; also a decorator. Spans that start meanwhile become its children."""
     started = _start(name)
     _note(started, **facts)
     with trace.use_span(started, end_on_exit=True, record_exception=False, set_status_on_exception=False):
@@ -41,7 +41,7 @@ def span(name: str, **facts: AttributeValue | None) -> Iterator[None]:
 
 
 class PhasedSpan:
-    """A span whose phases follow each other, in any threads; nothing changes it after its end."""
+    """A span of consecutive phases, perhaps in different threads."""
 
     def __init__(self, name: str, **facts: AttributeValue | None) -> None:
         self._span = _start(name)
@@ -50,7 +50,6 @@ class PhasedSpan:
         _note(self._span, **facts)
 
     def phase(self, name: str) -> None:
-        """End the phase before."""
         if self._is_over:
             return
         if self._phase is not None:
@@ -58,7 +57,6 @@ class PhasedSpan:
         self._phase = _start(name, self._span)
 
     def end(self, error: str | None = None, **facts: AttributeValue | None) -> None:
-        """Ends its phase too, both as failed if there was an error."""
         self._is_over = True
         _note(self._span, **facts)
         for each in (self._phase, self._span):

@@ -33,7 +33,7 @@ _UNREADABLE = (
 _SHOWN_CHARACTERS = 300
 # Names in the batch logs are a Java `long`, as are lengths and places in files.
 LARGEST_LONG = 2**63 - 1
-# Our text never shrinks below 1/16, as digests and names do not repeat; times four.
+# Four times what our text needs: it never shrinks below 1/16, because digests and names do not repeat.
 _INFLATION = 64
 _ALWAYS_INFLATED_BYTES = 16 * 1024 * 1024
 _SURROGATE = "\\ud"
@@ -51,7 +51,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 
 def parser_message(error: Exception) -> str:
-    """Shortened and printable: it may quote the unreadable bytes."""
+    """Return a parser's message, shortened and printable: it may quote the unreadable bytes."""
     # Slow to import.
     from pydantic_core import ValidationError  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def from_json(text: str | bytes | bytearray) -> Any:
 
 
 def number_in(name: str) -> int | None:
-    """Like Java's `toLong`; None for any other name."""
+    """Parse a number as Java's `toLong` does, but without a sign; None for any other name."""
     if not (name.isascii() and name.isdecimal()) or len(name) > 19:
         return None
     number = int(name)
@@ -91,7 +91,10 @@ def inflation_limit(packed: int) -> int:
 def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
     """Decompress deflate data.
 
-    ValueError if the output exceeds `inflation_limit`, EOFError if the data is truncated, zlib.error if it is damaged.
+    Raises:
+        ValueError: The output exceeds `inflation_limit`.
+        EOFError: The data is truncated.
+        zlib.error: The data is damaged.
     """
     limit = inflation_limit(len(packed))
     unpacker = zlib.decompressobj(wbits)

@@ -1,4 +1,4 @@
-"""Validators of values, and options that one declaration checks and describes."""
+"""Validators of values, and `Option`, whose one declaration validates and describes an option."""
 
 from __future__ import annotations
 
@@ -42,19 +42,12 @@ def type_error(option: str, value: object, allowed: str) -> OptionTypeError:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """A hint, with a leading space; empty if nothing is near."""
     near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """An integer with an inclusive range.
-
-    Attributes:
-        unit: With a leading "of", or empty.
-    """
-
     option: str
     minimum: int
     maximum: int = INT_MAX
@@ -67,7 +60,7 @@ class WholeNumber:
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def typed(self, value: object) -> int:
-        """Accepts integers out of range, but no bool."""
+        """Check the type only: any integer, but no bool."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise type_error(self.option, value, self.allowed)
         return value
@@ -81,7 +74,7 @@ class WholeNumber:
 
 @dataclass(frozen=True)
 class Milliseconds(WholeNumber):
-    """Milliseconds, or a timedelta without fractions of a millisecond."""
+    """Milliseconds, or a timedelta, whose fractions of a millisecond are dropped."""
 
     maximum: int = LONG_MAX
     unit: str = "of milliseconds or a timedelta,"
@@ -94,8 +87,6 @@ class Milliseconds(WholeNumber):
 
 @dataclass(frozen=True)
 class Switch:
-    """True or False; 0, 1 and None are refused."""
-
     option: str
     allowed: ClassVar[str] = "True or False"
     plain: ClassVar[type] = bool
@@ -117,13 +108,13 @@ class Choice(Generic[Member]):
         return "one of " + ", ".join(str(member) for member in self.enum)
 
     def member(self, value: object) -> Member:
-        """As in PyFlink, a name is refused."""
+        """Return a member; its name is refused, as in PyFlink."""
         if not isinstance(value, self.enum):
             raise type_error(self.option, value, self.allowed)
         return value
 
     def checked(self, value: object) -> Member:
-        """Accepts its name too, as in YAML."""
+        """Return a member, which may be given by its name, as in YAML."""
         if not isinstance(value, str) or isinstance(value, self.enum):
             return self.member(value)
         if value not in self.enum.__members__:
@@ -133,11 +124,7 @@ class Choice(Generic[Member]):
 
 @dataclass(frozen=True)
 class Converted(Generic[Value_co]):
-    """A value that a function validates and converts.
-
-    Attributes:
-        plain: What YAML and Dagster's config hold in its place.
-    """
+    """A value that a function validates and converts; `plain` is its type in YAML and in Dagster's config."""
 
     checked: Callable[[Any], Value_co]
     allowed: str
@@ -159,12 +146,7 @@ class Effect(Enum):
 
 
 class OptionDescription(NamedTuple):
-    """One entry of `describe`.
-
-    Attributes:
-        option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        explanation: What the effect means for this value.
-    """
+    """An option, as `describe` returns it; `explanation` says what the effect means for this value."""
 
     option: str
     value: object
@@ -185,14 +167,12 @@ Described = tuple[Effect, str]
 
 
 class Option(Generic[Given_contra, Value_co]):
-    """A field of a frozen dataclass, which keywords, config, YAML and pages follow.
-
-    A descriptor: it validates and converts what a user gives.
+    """A field of a frozen dataclass, from which keywords, config, YAML and pages are derived.
 
     Args:
-        default: With None, the option accepts None.
-        effect: Under Spark: one sentence; two, for a value and for None, 0 and False; or a function of all options.
-        unset: What holds instead while it is None.
+        default: If None, the option accepts None.
+        effect: One sentence, under Spark; two, for a value and for None, 0 and False; or a function of all options.
+        unset: What applies while it is None.
         replaces: The option that it replaces.
     """
 
@@ -240,9 +220,9 @@ def options_of(kind: type) -> dict[str, Option[Any, Any]]:
 
 
 def conforming(option: str, value: Any, kind: Any) -> Any:
-    """Return a value of an annotated kind, or raise.
+    """Return a value of an annotated kind; OptionError or OptionTypeError if it does not conform.
 
-    An enum's member may be its name or value, a tuple may be a list.
+    An enum member may be given by name or value, a tuple as a list.
     """
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -273,7 +253,6 @@ def _member(option: str, value: str, kind: type[Member]) -> Member:
 
 
 def conform_fields(declared: Any) -> None:
-    """Apply `conforming` to each field of a frozen dataclass."""
     kinds = get_type_hints(type(declared))
     for each in fields(declared):
         name = f"{type(declared).__name__}: {each.name}"
@@ -284,7 +263,7 @@ IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
 def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
-    """By "package.module:Name" or "package.module.Name"; OptionError for others."""
+    """Import "package.module:Name" or "package.module.Name"; OptionError if that fails."""
     parts = IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
     if parts is None:
         raise OptionError(f"{option} is {path!r}, but must be {allowed}.")
@@ -310,7 +289,6 @@ def checked_stream_id(stream_id: object) -> str:
 
 
 def policy_name(policy: object) -> str:
-    """Its `repr` if its class defines one, else the name of its class."""
     if type(policy).__repr__ is object.__repr__:
         return f"{type(policy).__name__}()"
     try:

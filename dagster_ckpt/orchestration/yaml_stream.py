@@ -160,7 +160,7 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> "Describe":
-    """Import paths are resolved now, so that wrong ones fail when definitions are loaded."""
+    """Return a function that describes the query. Wrong import paths fail now, when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
         function = imported(f"stream {job}: transform.function", transform.function)

@@ -1,4 +1,4 @@
-"""Jobs that only read."""
+"""Operator jobs that only read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,6 @@ class DiffStateConfig(_StateConfig):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that only read."""
     ops = StreamOps(streams)
     return [*_examination_jobs(ops), *_state_jobs(ops)]
 
@@ -320,7 +319,6 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """The starting point, and what was processed again."""
     recovery = execution.recovery or {}
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")

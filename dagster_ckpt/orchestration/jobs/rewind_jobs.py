@@ -1,4 +1,4 @@
-"""Jobs for rewinds, forks and savepoint sets."""
+"""Operator jobs for rewinds, forks and savepoint sets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,6 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for rewinds and forks."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -84,17 +83,14 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """With its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
-    """In the run's log and on its page."""
     log_messages(context, messages)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
 
-# Enough for a page.
 ROWS_SHOWN = 200
 
 
@@ -124,7 +120,6 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [
@@ -250,7 +245,7 @@ def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
 def _undone(
     context: dg.OpExecutionContext, ops: StreamOps, ahead: Mapping[str, RewindPreview]
 ) -> dict[str, dg.MetadataValue]:
-    """With the materializations downstream of any stream."""
+    """Describe what going back to a set undoes, also downstream."""
     found: dict[tuple[dg.AssetKey, str], Dependent] = {}
     is_known = True
     keys = {key for stream_id in ahead for key in ops.stream(stream_id).keys}
@@ -259,7 +254,7 @@ def _undone(
         rows.append((stream_id, preview.plan.reason, preview.batches))
         dependents = dependents_of(context, ops.stream(stream_id), preview)
         is_known &= dependents is not None
-        # The streams themselves go back.
+        # The streams' own assets go back with the set.
         found |= {(each.asset_key, each.run_id): each for each in dependents or () if each.asset_key not in keys}
     newest_first = sorted(found.values(), key=lambda each: each.at_ms, reverse=True)
     return {

@@ -215,16 +215,12 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
+        """Call a method of the client with the values of a config, and tag the run with its stream, if it has one."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
-        client = self.client(context, values.get("into") or values["stream"])
+        stream_id = values.get("into") or values.get("stream")
+        client = self._client(context) if stream_id is None else self.client(context, stream_id)
         own = {"report": context.log.info, "run_id": context.run_id}
         return method(client, **arguments(method, {**own, **values, **more}))
-
-    def call_for_all(
-        self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
-    ) -> _Result:
-        values = {_PARAMETERS.get(name, name): value for name, value in config}
-        return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
 
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
         name = self._names[op.name]

@@ -208,7 +208,7 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def savepoint_set(context: dg.OpExecutionContext, config: SavepointSetConfig) -> str:
         """Take savepoints of several streams that belong together, while they run: a set, or nothing."""
         with errors_as_failure():
-            made = ops.call_for_all(context, Client.trigger_savepoint_set, config)
+            made = ops.call(context, Client.trigger_savepoint_set, config)
         log_messages(context, made.messages())
         context.add_output_metadata(set_metadata(made))
         return made.set_id
@@ -217,13 +217,13 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def restart_savepoint_set(context: dg.OpExecutionContext, config: RestartSetConfig) -> str:
         """Suspend all streams of a savepoint set, take them and their sinks back to it, and start them."""
         with errors_as_failure():
-            ahead = ops.call_for_all(context, Client.preview_savepoint_set, config)
+            ahead = ops.call(context, Client.preview_savepoint_set, config)
         context.add_output_metadata(_undone(context, ops, ahead))
         for stream_id, preview in ahead.items():
             log_messages(context, [f"{stream_id}: {message}" for message in preview.messages()])
         if not config.preview:
             with errors_as_failure():
-                ops.call_for_all(context, Client.restart_savepoint_set, config)
+                ops.call(context, Client.restart_savepoint_set, config)
         return config.savepoint_set
 
     return [ops.job(savepoint_set), ops.job(restart_savepoint_set)]

@@ -34,9 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LatestEvaluation:
-    """`at_s` is when it was stored, in seconds since the epoch."""
-
-    at_s: float
+    stored_at_s: float
     metadata: Mapping[str, dg.MetadataValue]
 
     def value_of(self, key: str) -> object:

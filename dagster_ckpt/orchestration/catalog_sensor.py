@@ -272,10 +272,10 @@ def _tick_report(
     others: OtherDeployments,
     log: logging.Logger,
 ) -> _TickReport:
-    if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
+    if not any(event.type in DECISIVE for event in events):
         return _TickReport((), reported)
-    jobs = sorted({event.stream_id for event in events})
-    before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
+    stream_ids = sorted({event.stream_id for event in events})
+    before = catalog.events.last_of(stream_ids, DECISIVE, up_to=since, each=REMEMBERED)
     ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
     remembered = [event for stream_id in ended for event in before[stream_id]]
     snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
@@ -293,15 +293,15 @@ def _tick_report(
     }
     found = {key: each.sequence for key, each in newest.items() if each.by in (None, ours)}
     latest = {**reported.latest, **{key: sequence for key, sequence in found.items() if key not in reported.latest}}
-    there = {
-        key: _there(instance, key, of_key, latest.get(key, 0), reported, ours=ours) for key, of_key in by_key.items()
+    stored = {
+        key: _stored(instance, key, of_key, latest.get(key, 0), reported, ours=ours) for key, of_key in by_key.items()
     }
     new = [
         (key, each)
         for each in to_report
         if each.event.stream_id not in silent
         for key in keys[each.event.stream_id]
-        if identity(each.event) not in there[key]
+        if identity(each.event) not in stored[key]
     ]
     tallies = _tallies(catalog, new, latest)
     reports = [
@@ -346,7 +346,7 @@ def _deployment_in(metadata: Mapping[str, dg.MetadataValue]) -> str | None:
     return str(by.value) if by is not None else None
 
 
-def _there(
+def _stored(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     to_report: Sequence[ReportedEvent],

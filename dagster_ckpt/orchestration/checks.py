@@ -187,11 +187,11 @@ def _findings(
 
 
 def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | None, oldest_s: float) -> bool:
-    if before is None or before.at_s <= oldest_s:
+    if before is None or before.stored_at_s <= oldest_s:
         return True
-    told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
+    judged = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
     # An earlier version recorded no deployment.
-    return any(before.value_of(key) not in (None, value) for key, value in told.items())
+    return any(before.value_of(key) not in (None, value) for key, value in judged.items())
 
 
 def _evaluations(

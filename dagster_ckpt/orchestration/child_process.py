@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 _READY = b"\0"
 _GO = b"\1"
 # Pipes to the spares of this process: a byte is the order to work, a closed pipe means that this process has ended.
-_telling: set[int] = set()
+_spare_pipes: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Spare(Generic[T]):
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
-        waiting, self._tell = os.pipe()
-        _telling.add(self._tell)
+        waiting, self._go_pipe = os.pipe()
+        _spare_pipes.add(self._go_pipe)
         try:
             self.pid, self._reading = _fork(lambda writing: _stand_by(prepare, work, waiting, writing))
         except OSError:
-            self._forget()
+            self._close_go_pipe()
             raise
         finally:
             os.close(waiting)
@@ -94,7 +94,7 @@ class Spare(Generic[T]):
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
-        self._forget()
+        self._close_go_pipe()
         os.close(self._reading)
         return _how_it_ended(status)
 
@@ -103,18 +103,18 @@ class Spare(Generic[T]):
     ) -> Returned[T] | Raised | Died:
         """Let it run `work` once it is prepared, and wait as `in_child` does."""
         with suppress(BrokenPipeError):
-            os.write(self._tell, _GO)
-        self._forget()
+            os.write(self._go_pipe, _GO)
+        self._close_go_pipe()
         return _outcome(self.pid, self._reading, interrupted, meanwhile)
 
     def end(self) -> None:
-        self._forget()
+        self._close_go_pipe()
         _kill(self.pid)
         os.close(self._reading)
 
-    def _forget(self) -> None:
-        _telling.discard(self._tell)
-        os.close(self._tell)
+    def _close_go_pipe(self) -> None:
+        _spare_pipes.discard(self._go_pipe)
+        os.close(self._go_pipe)
 
 
 def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
@@ -129,9 +129,9 @@ def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
         raise
     if pid == 0:
         # Otherwise a spare would not see that its parent has ended.
-        for end in (reading, *_telling):
+        for end in (reading, *_spare_pipes):
             os.close(end)
-        _telling.clear()
+        _spare_pipes.clear()
         child(writing)
     os.close(writing)
     os.set_blocking(reading, False)
@@ -165,10 +165,10 @@ def _kill(pid: int) -> None:
 def _await(
     pid: int, reading: int, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
 ) -> tuple[bytes, int]:
-    answer, is_told = b"", False
+    answer, is_interrupted = b"", False
     while True:
-        if not is_told and interrupted():
-            is_told = True
+        if not is_interrupted and interrupted():
+            is_interrupted = True
             os.kill(pid, signal.SIGINT)
         meanwhile()
         if select.select([reading], [], [], _POLL_S)[0]:
@@ -192,23 +192,23 @@ def _read(pipe: int) -> bytes:
 
 
 def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], waiting: int, writing: int) -> NoReturn:
-    told = threading.Event()
+    may_work = threading.Event()
 
     def listen() -> None:
         # The read is empty when the parent has ended.
         if os.read(waiting, 1) != _GO:
             os._exit(0)
-        told.set()
+        may_work.set()
 
     threading.Thread(target=listen, daemon=True).start()
     try:
         is_of_use = prepare()
         os.write(writing, _READY)
-        while not told.wait(_POLL_S):
+        while not may_work.wait(_POLL_S):
             if not is_of_use():
                 os._exit(1)
-    except BaseException:  # noqa: BLE001 - if it is to go on, the work itself tells the cause
-        if not told.is_set():
+    except BaseException:  # noqa: BLE001 - if the spare works, that shows the cause
+        if not may_work.is_set():
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -238,7 +238,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(Raised(error, trace))
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - of an error of a user's code
+    except Exception:  # noqa: BLE001 - an error of a user's code may do anything
         return pickle.dumps(Raised(CkptError(f"{type(error).__name__}: {error}"), trace))
     return data
 

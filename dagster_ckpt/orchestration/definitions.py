@@ -82,7 +82,8 @@ def stream_definitions(
     # A translator renames jobs, but not their nodes.
     jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
     launched = {
-        *(RETENTION_JOB, ROLL_BACK_JOB),
+        RETENTION_JOB,
+        ROLL_BACK_JOB,
         *([SAVEPOINT_JOB] if savepoint_schedules else []),
         *([REPLICATION_JOB] if replication else []),
     }

@@ -271,7 +271,10 @@ _STORAGE_FIELDS: dict[Enum, set[str]] = {
 }
 _BACKEND_FIELDS: dict[Enum, set[str]] = {
     StateBackendKind.ROCKSDB: {
-        *("predefined_options", "options_factory", "db_storage_paths", "transfer_threads"),
+        "predefined_options",
+        "options_factory",
+        "db_storage_paths",
+        "transfer_threads",
         "settings",
     },
     StateBackendKind.HASHMAP: set(),

@@ -30,6 +30,8 @@ from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.redaction import without_secrets
 
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
+
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # Another deployment may have a stream of the same id.
 DEPLOYMENT_TAG = "dagster_ckpt/deployment"
@@ -68,7 +70,7 @@ def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> boo
     return limit > 0
 
 
-def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
+def canceled_by_user(context: StepContext) -> dg.DagsterRunStatus | None:
     """Return the status of a run that a user terminated; None if a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):
@@ -218,7 +220,6 @@ def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
 
 
 _DEPLOYMENT = (CheckpointCatalogResource, CheckpointStorageResource, StateBackendResource)
-StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
@@ -281,9 +282,7 @@ def _run_retries(context: dg.OpExecutionContext) -> int:
 
 
 @contextmanager
-def transitions_in_run_log(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, stream_id: str | None = None
-) -> Iterator[None]:
+def transitions_in_run_log(context: StepContext, stream_id: str | None = None) -> Iterator[None]:
     """Show transitions of a stream, or of all, in the run's log.
 
     Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`).

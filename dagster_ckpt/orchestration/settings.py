@@ -340,7 +340,7 @@ def fields_of_run(kind: type[dg.Config] | None) -> dict[str, Any]:
 
 
 def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
-    return _made(kind, context.op_execution_context.op_config or {})
+    return _config_from(kind, context.op_execution_context.op_config or {})
 
 
 def config_of_run(
@@ -349,15 +349,15 @@ def config_of_run(
     """Return the config given to this run, or recorded by the one that it continues, and record it for the next."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
-        given = {**given, **_of_the_run_before(context.instance, stream_id, catalog)}
+        given = {**given, **_recorded_config(context.instance, stream_id, catalog)}
     own = {
         name: given[name] for name in kind.model_fields if name in given and name not in StreamRunConfig.model_fields
     }
     context.instance.add_run_tags(context.run.run_id, {CONFIG_TAG: json.dumps(own)})
-    return _made(kind, given)
+    return _config_from(kind, given)
 
 
-def _of_the_run_before(
+def _recorded_config(
     instance: dg.DagsterInstance, stream_id: str, catalog: CheckpointCatalogResource
 ) -> dict[str, Any]:
     with closing(catalog.catalog()) as opened:
@@ -367,5 +367,5 @@ def _of_the_run_before(
     return dict(recorded)
 
 
-def _made(kind: type[dg.Config], given: Mapping[str, Any]) -> dg.Config:
+def _config_from(kind: type[dg.Config], given: Mapping[str, Any]) -> dg.Config:
     return kind(**{name: given[name] for name in kind.model_fields if name in given})

@@ -238,14 +238,13 @@ class _Step:
         with self._in_session():
             # Only to check it: the start describes the query again.
             checked = QueryToStart(self.describe).described
-            stopped = self.watch.should_stop
             hand_over(
                 handle,
                 asked,
                 checked,
                 start_from,
                 unexpected=self.unexpected,
-                interrupted=stopped,
+                interrupted=self.watch.should_stop,
                 report=context.log.info,
             )
         to_start = QueryToStart(self.describe)
@@ -274,9 +273,7 @@ class _Step:
                     application=application_of(spark),
                     is_launched=True,
                     batch_inputs=batch_inputs_of(
-                        self.context.op_execution_context,
-                        handle.catalog,
-                        [each.key for each in _written(self.context)],
+                        context.op_execution_context, handle.catalog, [each.key for each in _written(context)]
                     ),
                     holder_is_over=self._holder_is_over,
                 ),
@@ -394,7 +391,8 @@ def _report_of(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
         (
             describe_snapshot(each),
             each.status.value if each.status is not SnapshotStatus.COMPLETED else "",
-            *(size(each.full_bytes), size(each.incremental_bytes)),
+            size(each.full_bytes),
+            size(each.incremental_bytes),
             "-" if each.duration_ms is None else rounded_duration(each.duration_ms),
         )
         for each in taken.newest

@@ -88,7 +88,7 @@ def build_supervisor_sensor(
     thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences, undefined_since = Silences(), Silences()
-    said: set[str] = set()
+    logged_advice: set[str] = set()
     held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -123,8 +123,8 @@ def build_supervisor_sensor(
         )
         slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
         for advice in (slots, describe_monitoring(context.instance)):
-            if advice is not None and advice not in said:
-                said.add(advice)
+            if advice is not None and advice not in logged_advice:
+                logged_advice.add(advice)
                 context.log.warning(advice)
         for alert in tick.alerts:
             context.log.error(alert)
@@ -205,9 +205,7 @@ class SupervisorTick:
             if self._has_a_launcher(request) or (run is not None and not run.is_finished):
                 self.starting.add(stream.stream_id)
                 continue
-            attempt: int | None = 0
-            if run is not None:
-                attempt = self._attempt_after(run, request)
+            attempt = 0 if run is None else self._attempt_after(run, request)
             if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):

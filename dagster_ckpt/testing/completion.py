@@ -149,7 +149,7 @@ def _run(
     root.mkdir(parents=True, exist_ok=True)
     deployment = DeploymentResources(
         CheckpointStorageResource(path=str(root / "snapshots")),
-        _state_backend(given.get(key(STATE_BACKEND)), root / "live"),
+        _backend_with_live_directory(given.get(key(STATE_BACKEND)), root / "live"),
         CheckpointCatalogResource(url=f"sqlite:///{root / 'catalog.db'}"),
     )
     resources = {
@@ -184,7 +184,7 @@ def _run(
         return CompletedStream(root, snapshots, tested, deployment, spark, writers[-1])
 
 
-def _state_backend(given: Any, live: Path) -> StateBackendResource:
+def _backend_with_live_directory(given: Any, live: Path) -> StateBackendResource:
     if not isinstance(given, StateBackendResource):
         return StateBackendResource(live_directory=str(live))
     fields = {name: getattr(given, name) for name in type(given).model_fields}

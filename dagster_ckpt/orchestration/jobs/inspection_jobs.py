@@ -71,8 +71,10 @@ class OverviewConfig(StreamConfig):
     limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
 
 
-_POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
-_POINT += "location of a snapshot."
+_POINT = (
+    "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
+    "location of a snapshot."
+)
 _NAME = {"operator": "string", "state": "string"}
 _Row = dict[str, str | int | None]
 
@@ -251,9 +253,9 @@ def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str,
         for item in verified
     ]
     states = [
-        [item.location, f"{rows.operator_id} {rows.operator}", rows.state, str(rows.partitions), str(rows.rows)]
+        [item.location, f"{state.operator_id} {state.operator}", state.state, str(state.partitions), str(state.rows)]
         for item in verified
-        for rows in item.state or ()
+        for state in item.state or ()
     ]
     metadata: dict[str, Any] = {
         "dagster_ckpt/snapshots": dg.MetadataValue.md(
@@ -263,8 +265,8 @@ def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str,
         "dagster_ckpt/broken": sum(not item.passed for item in verified),
     }
     if states:
-        table = markdown_table(["location", "operator", "state", "partitions", "rows"], states)
-        metadata["dagster_ckpt/state"] = dg.MetadataValue.md(table)
+        columns = ["location", "operator", "state", "partitions", "rows"]
+        metadata["dagster_ckpt/state"] = dg.MetadataValue.md(markdown_table(columns, states))
     return metadata
 
 
@@ -329,15 +331,17 @@ def started_from(execution: ExecutionRecord) -> str:
 
 def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
-        *(
-            snapshot.batch_id,
-            snapshot.kind.value,
-            snapshot.number,
-            snapshot.label,
-            _time(snapshot.completed_at_ms),
-            snapshot.full_bytes,
-        ),
-        *(snapshot.incremental_bytes, snapshot.rows, snapshot.duration_ms, snapshot.timeline, snapshot.location),
+        snapshot.batch_id,
+        snapshot.kind.value,
+        snapshot.number,
+        snapshot.label,
+        _time(snapshot.completed_at_ms),
+        snapshot.full_bytes,
+        snapshot.incremental_bytes,
+        snapshot.rows,
+        snapshot.duration_ms,
+        snapshot.timeline,
+        snapshot.location,
     )
     return dict(zip(_SNAPSHOT_COLUMNS, values, strict=True))
 
@@ -345,8 +349,15 @@ def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
 def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
     application = (execution.application or {}).get("id")
     values = (
-        *(_time(execution.started_at_ms), execution.cause.value, execution.status.value, started_from(execution)),
-        *(_time(execution.ended_at_ms), execution.reason, execution.host, execution.pid, application),
+        _time(execution.started_at_ms),
+        execution.cause.value,
+        execution.status.value,
+        started_from(execution),
+        _time(execution.ended_at_ms),
+        execution.reason,
+        execution.host,
+        execution.pid,
+        application,
         execution.run_id,
     )
     return dict(zip(_EXECUTION_COLUMNS, values, strict=True))

@@ -166,7 +166,7 @@ class StreamNotFoundError(CkptError, LookupError):
 
 
 class LeaseHeldError(CkptError):
-    """Another execution holds the stream's lease. A stream has one writer at a time."""
+    """Another execution holds the stream's lease."""
 
 
 class LeaseLostError(CkptError):

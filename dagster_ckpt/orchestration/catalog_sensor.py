@@ -120,7 +120,7 @@ def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int
 
 
 def _decides(previous: EventRecord, event: EventRecord) -> bool:
-    # A checkpoint between two failures makes the second reportable, but not the reverse, nor does a savepoint.
+    # A checkpoint between failures makes the next one reportable; between checkpoints, failures and savepoints do not.
     if event.type in _FAILED:
         return True
     return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)

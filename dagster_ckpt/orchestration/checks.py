@@ -118,7 +118,7 @@ def build_health_sensor(
                 each
                 for each in evaluations
                 if _is_news(each, before[each.asset_check_key], oldest_s)
-                # Before the first start, checks stay "not evaluated" rather than green.
+                # Before the first start, checks stay "not evaluated".
                 and (was_started or by or each.metadata[VERDICT_KEY].value not in _NO_TROUBLE)
             ]
         after = begin + len(evaluated)

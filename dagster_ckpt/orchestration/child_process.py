@@ -238,7 +238,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(Raised(error, trace))
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an error of a user's code may do anything
+    except Exception:  # noqa: BLE001 - a user's error may not pickle
         return pickle.dumps(Raised(CkptError(f"{type(error).__name__}: {error}"), trace))
     return data
 

@@ -139,7 +139,6 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """Return None outside a code location, where downstream assets are unknown."""
     graph = asset_graph_of(context)
     if graph is None:
         return None

@@ -214,7 +214,6 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
-    """Submit the run's start request, which the supervisor sensor leaves to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)

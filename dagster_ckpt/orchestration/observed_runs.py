@@ -196,7 +196,7 @@ class Silences:
         self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
 
     def of(self, run_id: str, last_sign: int) -> int:
-        """Return the ms since the newest sign of life was first seen."""
+        """Return the time in ms since the newest sign of life was first seen."""
         seen, since_ms = self._since.get(run_id, (None, 0))
         if seen != last_sign:
             since_ms = self._clock()

@@ -168,7 +168,6 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
-        """Return defaults for a storage that a stream configures."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),

@@ -1,8 +1,8 @@
-"""Restarts a stream whose process or JVM died within its Dagster run.
+"""Restarts a stream within its Dagster run after its process or JVM died.
 
 The run's process starts no Spark. It forks a child that runs the stream, and another one after that child's death,
 which saves the sensor, the launch of a run and the imports. Lease, fencing, restart strategy and recovery are those of
-a restart in a new run, which follows if this process does not restart.
+a restart in a new run, which follows if this process does not restart the stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Dagster run of a stream.
 
-If its run worker is killed, or its run is terminated while the code server is down or forcibly marked as ended, a
-process gets no signal and would write on for weeks. So `RunWatch` polls the run.
+A process gets no signal, and would write on for weeks, if its run worker is killed, or if its run is forcibly marked as
+ended or is terminated while the code server is down. So `RunWatch` polls the run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # Another deployment may have a stream of the same id.
 DEPLOYMENT_TAG = "dagster_ckpt/deployment"
-# The op of an operator job.
+# The op of an operator job that the run executes.
 OPERATION_TAG = "dagster_ckpt/operation"
-# The failed execution.
+# The failed execution that the run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
 START_REQUEST_TAG = "dagster_ckpt/start_request"
-# The step towards a desired state.
+# The step towards a desired state that the run performs.
 STEP_TAG = "dagster_ckpt/step"
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
 UNFINISHED = [

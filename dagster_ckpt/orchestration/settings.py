@@ -252,7 +252,7 @@ _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """Show in a job's launchpad only what its op needs; Dagster shows every default and the config of resources."""
+    """Make a launchpad of only the options of one op; Dagster's also shows all defaults and the config of resources."""
     assert op.config_field is not None, f"{op.name} has no config"
     fields: Mapping[str, Any] = op.config_field.config_type.fields  # type: ignore[attr-defined]
     shown = {name: _shown(field) for name, field in fields.items()}

@@ -254,7 +254,7 @@ class Stream:
 
     Attributes:
         name: Name of its op, and of the query in Spark.
-        untranslated_name: That name before a translator.
+        untranslated_name: Name of its op before a translator changes it.
         keys: The assets it writes; empty for an op outside assets.
         start_job: None if something else starts it.
         runs_externally: Its query outlives the runs of its start job.

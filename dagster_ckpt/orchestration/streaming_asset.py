@@ -302,7 +302,7 @@ def _op_function(
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None:
         place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno, "co_name": code.co_name}
-        # All code is on the first line, so that a traceback names none that was not executed.
+        # Each entry puts eight code units on the first line, so that a traceback names no line that was not executed.
         lines = b"\xef\x00" * (len(streaming.__code__.co_code) // 16 + 1)
         streaming.__code__ = streaming.__code__.replace(**place, co_linetable=lines)
     return streaming
@@ -317,7 +317,7 @@ _INTERVALS_TO_FAIL = 6
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """A policy that warns after three intervals without a checkpoint and fails after six; None without periodic ones.
 
-    An interval counts as at least a minute: the catalog sensor reports no more often.
+    An interval counts as at least a minute.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window

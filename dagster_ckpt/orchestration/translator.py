@@ -80,7 +80,6 @@ class StreamTranslator:
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
-        """Return the key of `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:

@@ -96,7 +96,7 @@ def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Convert values as `as_text` does, and resolve environment variables."""
+    """As `as_text`, and with environment variables resolved."""
     return {
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()

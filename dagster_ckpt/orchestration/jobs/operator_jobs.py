@@ -148,7 +148,7 @@ class ForgetKeyConfig(StreamConfig):
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs; the supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`."""
+    """Build the jobs. The supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`."""
     ops = StreamOps(streams)
     return [*_lifecycle_jobs(ops), *_snapshot_jobs(ops)]
 

@@ -117,8 +117,8 @@ def changed_fields(
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
     """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
-    `AutomationCondition.eager()` waits while an asset's run is to materialize it. A stream's run lasts for weeks, and
-    its checkpoints are runless events, so nothing downstream would start.
+    `AutomationCondition.eager()` considers an asset in progress until its run materializes it. A stream's run lasts for
+    weeks, and its checkpoints are runless events.
     """
     for key in keys:
         event = dg.DagsterEvent(

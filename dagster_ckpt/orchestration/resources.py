@@ -68,7 +68,7 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; the first use starts Spark, or takes the application of this process."""
+        """The session, which the first use starts or takes from this process's Spark application."""
         if self._session is None:
             archive, settings = self.class_archive, self.spark_config
             if archive is None:
@@ -329,7 +329,6 @@ class DeploymentResources:
 
     @property
     def spark_session(self) -> SparkSession:
-        """With `SparkSessionResource` this starts Spark."""
         assert self.pyspark is not None, "the step requires no Spark session"
         return self.pyspark.spark_session
 

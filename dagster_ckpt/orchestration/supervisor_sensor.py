@@ -113,7 +113,7 @@ def build_supervisor_sensor(
         # First, as it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
-        # Instead of the restart of a failed run: both would compete for the lease.
+        # These replace the restart of a failed run: both would compete for the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | held | tick.starting
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
@@ -158,8 +158,7 @@ class SupervisorTick:
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
         """Take one step with each managed stream that is not in its desired state.
 
-        Returns the runs of long steps (starts are requested in the catalog), and the streams that the restart strategy
-        must not start now.
+        Returns the runs of long steps, and the streams that the restart strategy must not start now.
         """
         rows = self.catalog.desired_states.all()
         managed = {

@@ -251,7 +251,6 @@ class CheckpointStorageContract:
         after = self.opened(storage) if self.outlives_the_process else stream
         assert after.restored(first) == FILES
         if died or not self.outlives_the_process:
-            # Leftovers must not interfere.
             assert after.store.checkpoints() == [first]
             second = after.checkpoint(2, new, base=first)
         else:

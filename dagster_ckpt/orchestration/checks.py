@@ -231,5 +231,5 @@ def _cursor(text: str | None) -> int:
     try:
         return int(json.loads(text)) if text else 0
     except (TypeError, ValueError):
-        # A user may have edited the cursor.
+        # An edited cursor starts over.
         return 0

@@ -1,7 +1,4 @@
-"""`StreamsComponent`: the streams of a code location in YAML, for projects that declare their definitions with `dg`.
-
-It creates exactly what `streaming_multi_asset` and `stream_definitions` create.
-"""
+"""`StreamsComponent`: the streams of a code location in YAML, for projects that declare their definitions with `dg`."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -64,7 +64,6 @@ def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
-    """Whether Dagster's run monitoring may end the run."""
     tag = tags.get("dagster/max_runtime")
     limit = float(tag) if tag else float(instance.run_monitoring_max_runtime_seconds)
     return limit > 0

@@ -74,7 +74,6 @@ def _description(option: Option[Any, Any]) -> str:
 
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """Make config fields of options: enums by name, durations in milliseconds."""
     found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default

@@ -279,7 +279,6 @@ class SupervisorTick:
         return None
 
     def _has_a_launcher(self, request: RequestRecord) -> bool:
-        """Whether a run in progress submitted this request and launches the driver itself."""
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
 

@@ -183,7 +183,6 @@ class StreamOps:
         return self._op(function, RESOURCES)
 
     def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op with the resources that the code of the streams uses."""
         assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
         return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 

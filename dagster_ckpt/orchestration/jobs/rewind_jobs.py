@@ -245,7 +245,6 @@ def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
 def _undone(
     context: dg.OpExecutionContext, ops: StreamOps, ahead: Mapping[str, RewindPreview]
 ) -> dict[str, dg.MetadataValue]:
-    """Describe what going back to a set undoes, also downstream."""
     found: dict[tuple[dg.AssetKey, str], Dependent] = {}
     is_known = True
     keys = {key for stream_id in ahead for key in ops.stream(stream_id).keys}

@@ -168,10 +168,7 @@ def build_replication_schedule(
 def build_verification_schedule(
     streams: Sequence[Stream], verification_job: dg.JobDefinition, *, cron_schedule: str = "30 4 * * *"
 ) -> dg.ScheduleDefinition:
-    """Prove that the newest snapshot of every stream can be restored; the health sensor reports the result.
-
-    `cron_schedule` is in UTC.
-    """
+    """Prove that the newest snapshot of every stream can be restored; `cron_schedule` is in UTC."""
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 

@@ -1,12 +1,8 @@
 """Flink-grade checkpoints and savepoints for Spark Structured Streaming queries that run as Dagster assets.
 
-Define a stream: `streaming_asset`, `streaming_multi_asset`, `external_streaming_asset` (its driver is launched
-elsewhere), `StreamResource` with `declare_stream` (in an asset or op of your own), `StreamsComponent` (in YAML), or
-`run_stream` (a program without Dagster). `stream_definitions` adds the jobs, sensors and checks.
-
-Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`, `PeriodicSavepoints`, the
-resources, `to_table` for a table of a catalog, `spark_packages` for its jars, and `register_sink` for a sink of your
-own. Operate it: `Client`, from any process; `StartFrom` has the options of a start.
+Define a stream with `streaming_asset`, `streaming_multi_asset`, `external_streaming_asset` (its driver is launched
+elsewhere), `declare_stream` (in an asset or op of your own), `StreamsComponent` (in YAML), or `run_stream` (a program
+without Dagster). `stream_definitions` adds the jobs, sensors and checks. Operate it with `Client`, from any process.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, `dagster_ckpt.orchestration` the parts of
 `stream_definitions`, and `dagster_ckpt.policies` rules for retention and triggers.
@@ -58,8 +54,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.start_from import StartFrom
     from dagster_ckpt.values.modes import DesiredState
 
-# The module of each public name. Names are imported on first use, so that reading a catalog needs
-# neither Dagster nor Spark.
+# Names are imported on first use, so that reading a catalog needs neither Dagster nor Spark.
 _MODULES = {
     "Client": "client.client",
     "CheckpointConfig": "config.checkpoint_config",

@@ -1,7 +1,7 @@
-"""`run_stream`: runs one stream in its own process.
+"""`run_stream`: run one stream in a process of its own.
 
-If a Dagster run started the process through Dagster Pipes, the driver reports to that run, except for checkpoints: the
-catalog sensor reports these of all processes.
+If a Dagster run started the process through Dagster Pipes, log and end of the stream are reported to that run. The
+catalog sensor reports the checkpoints, as for every process.
 """
 
 from __future__ import annotations
@@ -77,31 +77,29 @@ def run_stream(
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
     It behaves like a streaming asset, and continues where it stopped unless a start was requested through the catalog
-    (by `restart_stream_job`, or by the run that launched this process).
-
-    Transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if the program has not set
-    up logging. With a Dagster Pipes context, the log and the end of the stream are reported there as well.
+    (by `restart_stream_job`, or by the run that launched this process). Transitions are logged to
+    `dagster_ckpt.transitions`, and printed to stderr if the program has not set up logging.
 
     Args:
-        stream_id: Its id in catalog and storage, as of its asset in Dagster.
+        stream_id: Id in catalog and storage; that of its asset, if Dagster has one.
         start: Returns a `DataStreamWriter` that is not started. Called for each start, also after a failure.
         catalog: SQLAlchemy URL of the catalog.
         storage: An absolute path, URL or object. Savepoints go to `<storage>/savepoints` unless an object specifies a
             folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Default: no periodic checkpoints.
-        restart_strategy: Default: as for a streaming asset.
+        restart_strategy: Default: exponential delay with checkpointing, and none without.
         state_backend: None uses the session's settings.
-        spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this
-            machine's cores.
+        spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this machine's
+            cores.
         start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
         on_backend_change: What the start does with state of another backend.
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
         code_version: Recorded in snapshots.
-        unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
-            that differ, and returns those that must not.
-        state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
+        unexpected_rows: For `verify_batches`: gets the name of what differs and the rows that differ, and returns those
+            that must not.
+        state_migrations: For `migrate_state`: rules for the state of operators that a release changes.
         standby: While another process runs the stream, wait with Spark started, and continue if that process or its
             machine dies or is asked to stop, as the restart strategy allows. A process that was launched for a request
             does not wait.
@@ -186,7 +184,6 @@ def _run_once(
     is_spare: bool,
     has_waited: bool,
 ) -> StreamExecution | None:
-    """None if another process was faster than this spare."""
     order = start_order(stream.catalog, stream.stream_id, otherwise=otherwise, has_waited=has_waited)
     query = QueryToStart(describe)
     to_run = StreamToRun(
@@ -220,25 +217,24 @@ def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
     return start
 
 
-# Dagster keeps every line forever: a third of a megabyte a day at this rate.
+# Dagster keeps these lines forever: a third of a megabyte a day.
 PROGRESS_INTERVAL_S = 60.0
-# Set by Dagster for a process that it starts through Pipes.
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Does nothing without a Pipes context."""
+    """Reports to the Dagster run that started this process through Pipes, if any."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
 
     @property
     def run_id(self) -> str | None:
-        """The Dagster run that started this process through Pipes."""
+        """Id of that run."""
         return self._context.run_id if self._context is not None else None
 
     def ended(self, execution: StreamExecution) -> None:
-        """As a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
+        """Send how the stream ended; `PipesClientCompletedInvocation.get_custom_messages` returns it."""
         if self._context is not None:
             self._context.report_custom_message(
                 {
@@ -258,11 +254,10 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Passes nothing on without a Pipes context in the environment."""
+    """Send log, progress and errors to the Dagster run that started this process through Pipes, if any."""
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
         return
-    # Most programs are not started through Pipes.
     from dagster_pipes import PipesContext, open_dagster_pipes  # noqa: PLC0415
 
     is_ours = not PipesContext.is_initialized()
@@ -294,7 +289,7 @@ def pipes_report(
 
 
 def progress_message(catalog: Catalog, stream_id: str) -> str:
-    """From the catalog."""
+    """Describe the newest batch and snapshot of a stream."""
     try:
         execution = catalog.executions.latest(stream_id)
         snapshots = catalog.snapshots.completed(stream_id)
@@ -307,10 +302,10 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
 
 @contextmanager
 def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
-    """Also pass transitions to the log of a Dagster run while the context is open, from INFO on.
+    """Pass transitions, from INFO on, to the log of a Dagster run while the context is open.
 
-    A thread passes them on, so that a hanging log delays neither lease nor checkpoint. `stream_id`: of the stream that
-    runs here, whose periodic checkpoints are summed up (`RunLog`); None: every line of all streams.
+    A thread passes them, so that a hanging log delays neither lease nor checkpoint. A `stream_id` selects one stream,
+    whose periodic checkpoints are summed up (`RunLog`).
     """
     run_log = RunLog(to)
 
@@ -341,7 +336,7 @@ def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = N
 
 @contextmanager
 def printed_log() -> Iterator[None]:
-    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
+    """Print the package's log to stderr while the context is open, unless the program has set up logging."""
     if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
         yield
         return

@@ -1,7 +1,6 @@
 """All exceptions that this package raises on purpose.
 
-Each message says what was found, where, and what to do next. Some also derive from a built-in exception with the same
-meaning, such as `ValueError`.
+Each message says what was found, where, and what to do.
 """
 
 
@@ -40,7 +39,7 @@ class SnapshotNotFoundError(CkptError, FileNotFoundError):
 class SnapshotHeldError(CkptError):
     """A snapshot was not deleted because it is still in use.
 
-    `passes`: only readers use it, so that a retry after a short wait can succeed.
+    `passes`: only readers use it, so a later retry can succeed.
     """
 
     def __init__(self, message: str, *, passes: bool = False) -> None:
@@ -49,7 +48,7 @@ class SnapshotHeldError(CkptError):
 
 
 class SnapshotCorruptError(CkptError):
-    """A snapshot exists but is truncated, modified, or refers to missing data."""
+    """A snapshot is truncated, modified, or refers to missing data."""
 
 
 class SnapshotTooLargeError(CkptError):
@@ -65,7 +64,7 @@ class RecoveryExhaustedError(LiveDirectoryError):
 
 
 class UnknownLayoutError(LiveDirectoryError):
-    """The live directory contains a file in an unsupported format version; nothing was copied."""
+    """The live directory contains a file in an unsupported format version."""
 
 
 class NothingCommittedError(LiveDirectoryError):
@@ -77,11 +76,11 @@ class IncompleteCutError(LiveDirectoryError):
 
 
 class DamagedCutError(IncompleteCutError):
-    """A file of the live directory does not have its checksum, so no snapshot was taken."""
+    """A file of the live directory does not match its checksum."""
 
 
 class ChecksumDiffersError(IncompleteCutError):
-    """A file of the live directory does not have the length that Spark's checksum of it says."""
+    """A file of the live directory does not have the length that Spark's checksum file records."""
 
 
 class CutOvertakenError(IncompleteCutError):
@@ -101,7 +100,7 @@ class StateBackendChangeError(CkptError, ValueError):
 
 
 class PlanChangedError(CkptError, ValueError):
-    """The new code declares different state from what is stored, and this change was not allowed explicitly."""
+    """The new code declares different state from what is stored, and the start does not allow that."""
 
 
 class SourceChangedError(CkptError, ValueError):
@@ -121,7 +120,7 @@ class QueryStopError(CkptError):
 
 
 class QueryStalledError(CkptError):
-    """A query made no progress for longer than its stall timeout, or its JVM did not answer.
+    """A query made no progress for its stall timeout, or its JVM did not answer.
 
     A restart in a new process may help.
     """
@@ -136,9 +135,9 @@ class RowsAtRiskError(RestoreError):
 
 
 class InputGoneError(RowsAtRiskError):
-    """The start would read again what its sources no longer have, and this was not confirmed.
+    """The start would read input again that its sources no longer have, and this was not confirmed.
 
-    `gone`: what they no longer have, in sentences.
+    `gone` describes that input.
     """
 
     def __init__(self, message: str, gone: str = "") -> None:
@@ -155,7 +154,7 @@ class RestartWithdrawnError(CkptError):
 
 
 class SharedSinkError(CkptError):
-    """A query would write to, or a clean-up delete in, a folder whose sink log is not the query's."""
+    """A query would write to, or a clean-up delete from, a folder whose sink log belongs to another query."""
 
 
 class CatalogError(CkptError):
@@ -167,7 +166,7 @@ class StreamNotFoundError(CkptError, LookupError):
 
 
 class LeaseHeldError(CkptError):
-    """Another execution holds the stream's lease. A stream has one writer at a time."""
+    """Another execution holds the stream's lease."""
 
 
 class LeaseLostError(CkptError):
@@ -175,7 +174,7 @@ class LeaseLostError(CkptError):
 
 
 class StartStoppedError(CkptError):
-    """A start was canceled, suspended or interrupted before its query started; the next start continues there."""
+    """A start was canceled, suspended or interrupted before its query started; the next one continues there."""
 
 
 class RequestFailedError(CkptError):
@@ -187,4 +186,4 @@ class RequestTimeoutError(CkptError, TimeoutError):
 
 
 class SnapshotAbortedError(CkptError):
-    """A snapshot was aborted while it was being written; its partial data has been removed."""
+    """A snapshot was aborted while it was being written, and its partial data was removed."""

@@ -1,8 +1,7 @@
 """Every non-public name of Dagster that this project uses.
 
-Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. Inside a py4j call, the reply stays
-on the socket, and the next call hangs or reads the wrong answer. So a streaming step captures interrupts and polls a
-flag between short waits.
+Dagster raises `DagsterExecutionInterruptedError` in the main thread. Inside a py4j call, the reply then stays on the
+socket, and the next call hangs or reads the wrong answer. So a streaming step captures interrupts and polls a flag.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
-# Dagster's own, as they are.
+# Re-exported unchanged.
 __all__ = [
     "BaseAssetGraph",
     "DagsterExecutionInterruptedError",
@@ -35,9 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LatestEvaluation:
-    """`at_s` is when it was stored, in seconds since the epoch."""
-
-    at_s: float
+    stored_at_s: float
     metadata: Mapping[str, dg.MetadataValue]
 
     def value_of(self, key: str) -> object:
@@ -46,7 +43,7 @@ class LatestEvaluation:
 
 
 def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
-    """None for a job outside a code location, as in a notebook."""
+    """Return the asset graph; None outside a code location."""
     try:
         return context.repository_def.asset_graph
     except CheckError:
@@ -56,12 +53,12 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """All checks in one query: Dagster's public method takes one at a time."""
+    """Read all checks in one query; Dagster's public method reads one at a time."""
     if not keys:
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # Despite its type: planned, for a check yet to be evaluated.
+        # Despite its type, it may be a planned evaluation.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
@@ -70,14 +67,14 @@ def latest_check_evaluations(
 
 @dataclass(frozen=True)
 class RunSlots:
-    """Runs at a time, in all and with a tag; None: any number."""
+    """Maximum numbers of concurrent runs; None: no limit."""
 
     total: int | None
     of_streams: int | None
 
 
 def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
-    """None if runs are launched at once."""
+    """Return the limits of Dagster's run queue; None if it has none."""
     queue = instance.get_concurrency_config().run_queue_config
     if queue is None:
         return None
@@ -91,7 +88,6 @@ def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
 
 
 def put_notes(instance: dg.DagsterInstance, notes: Mapping[str, str]) -> None:
-    """Keep texts by key in the instance's database."""
     if notes:
         instance.daemon_cursor_storage.set_cursor_values(dict(notes))
 
@@ -104,13 +100,13 @@ def notes_of(instance: dg.DagsterInstance, keys: Iterable[str]) -> Mapping[str, 
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:
-    """Fields that a run's config sets otherwise than the code location."""
+    """Return the fields that a run's config sets differently than the code location."""
     kind = getattr(definition, "configurable_resource_cls", None)
     if not isinstance(kind, type) or not issubclass(kind, kinds):
         return []
     field = definition.config_field
     if field is None or not field.default_provided:
-        # Left to each run by `configure_at_launch`.
+        # `configure_at_launch` leaves the config to each run.
         return []
     config = given.get("config")
     if not isinstance(config, Mapping):
@@ -121,8 +117,8 @@ def changed_fields(
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
     """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
-    `AutomationCondition` considers an asset in progress until its run materializes it. A stream's run lasts for weeks,
-    and its checkpoints are runless events, so `eager()` would start nothing downstream.
+    `AutomationCondition.eager()` considers an asset in progress until its run materializes it. A stream's run lasts for
+    weeks, and its checkpoints are runless events.
     """
     for key in keys:
         event = dg.DagsterEvent(

@@ -1,7 +1,7 @@
-"""The catalog sensor, an observer: it reports each completed snapshot once, as an event on its streaming asset.
+"""The catalog sensor: reports each completed snapshot once, as an event on its streaming asset.
 
 Dagster keeps reported events forever, so of periodic checkpoints only the first per interval is reported. Intervals
-follow the clock, so reading the events again, from any position, gives the same answer.
+follow the clock, so reading the events again gives the same answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
-# Events that decide whether the next one is reported.
+# Events that decide whether a later one is reported.
 DECISIVE = (
     EventType.CHECKPOINT_COMPLETED,
     EventType.CHECKPOINT_FAILED,
@@ -46,15 +46,13 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# And one more, as the end of an execution judges its last checkpoint again.
+# One more, because the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
 
 @dataclass(frozen=True)
 class ReportedEvent:
-    """A reported event, of a snapshot or a failed attempt."""
-
     event: EventRecord
     is_failure: bool = False
 
@@ -66,14 +64,14 @@ def events_to_report(
     *,
     interval_ms: int,
 ) -> Iterator[ReportedEvent]:
-    """In order.
+    """Select the events to report, in order.
 
-    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
-    end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
-    then one per interval.
+    Always reported: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last
+    before an end, and failed savepoints. Otherwise the first checkpoint per interval, and of failed ones the first
+    after a success, then one per interval.
 
     Args:
-        events: New ones, in order, of any streams.
+        events: New events of any streams, in order.
         before: For each stream, `REMEMBERED` decisive events, oldest first.
         snapshots: By id; the event of a missing one is reported.
         interval_ms: 0 reports every event.
@@ -114,7 +112,7 @@ def _last_unreported(
 
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
-    """Of its kind in its interval and execution."""
+    """Whether an event is the first of its type in its interval and execution."""
     previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
     if previous is None or previous.type is not event.type or not interval_ms:
         return True
@@ -122,8 +120,7 @@ def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int
 
 
 def _decides(previous: EventRecord, event: EventRecord) -> bool:
-    # A checkpoint between two failures makes the second reportable; a failure or savepoint between checkpoints does
-    # not.
+    # A checkpoint between failures makes the next one reportable; between checkpoints, failures and savepoints do not.
     if event.type in _FAILED:
         return True
     return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)
@@ -136,11 +133,11 @@ def _was_asked_for(event: EventRecord, snapshots: Mapping[str, SnapshotRecord]) 
 
 @dataclass(frozen=True)
 class Reported:
-    """What is known of stored reports.
+    """What this process knows of the reports that Dagster has stored.
 
     Attributes:
-        looked_up_to: No event with a later sequence is on an asset.
-        latest: Sequence of the sensor's newest materialization, for each asset examined so far.
+        looked_up_to: Later events are on no asset.
+        latest: Newest sequence on each asset examined so far.
     """
 
     looked_up_to: int
@@ -150,11 +147,10 @@ class Reported:
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well within 60 s; the next one continues.
 EVENTS_PER_TICK = 200
-# Reading an asset's reports takes half a millisecond, once per process.
+# A process first reads each asset's reports, half a millisecond each.
 EVENTS_IN_FIRST_TICK = 50
-# Page size when looking for what an interrupted tick stored.
 PAGE = 100
-# The clocks of catalog and Dagster differ by less than this.
+# Clocks of catalog and Dagster may differ by this much.
 CLOCK_SKEW_S = 24 * 3600.0
 REPORT_INTERVAL_S = 60
 
@@ -163,10 +159,7 @@ Report = dg.AssetMaterialization | dg.AssetObservation
 
 @dataclass(frozen=True)
 class SensorCursor:
-    """The state that the sensor keeps in its cursor.
-
-    `downstream_due`: the downstream job must still be started; `tick`: the one that reached the sequence.
-    """
+    """`downstream_due`: the downstream job must still be started. `tick`: id of the tick that reached `sequence`."""
 
     sequence: int = 0
     downstream_due: bool = False
@@ -175,7 +168,6 @@ class SensorCursor:
 
     @staticmethod
     def parse(text: str | None) -> SensorCursor:
-        """None or "" starts at the beginning."""
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
     def __str__(self) -> str:
@@ -192,11 +184,11 @@ def build_catalog_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
-    Dagster stores a tick's events before the cursor: after a death in between, snapshots already on the asset are
-    skipped. The arguments are those of `stream_definitions`.
+    Dagster stores a tick's events before the cursor: after a death in between, the next tick skips what is on the
+    asset. The arguments are those of `stream_definitions`.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
-    # What this process knows since its last tick, by that tick.
+    # By the id of the last tick of this process.
     memory: dict[str, Reported] = {}
     others = OtherDeployments()
     page = CheckpointPage(checkpoint_page) if checkpoint_page is not None else None
@@ -215,7 +207,7 @@ def build_catalog_sensor(
     def checkpoint_catalog_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = catalog_of(context, catalog_key)
-        # Before the events: another process may have reported up to here.
+        # Read before the events: another process may have reported up to here.
         latest = catalog.events.latest_sequence()
         if latest < cursor.sequence:
             # A re-created catalog counts from one again.
@@ -280,11 +272,10 @@ def _tick_report(
     others: OtherDeployments,
     log: logging.Logger,
 ) -> _TickReport:
-    if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
+    if not any(event.type in DECISIVE for event in events):
         return _TickReport((), reported)
-    jobs = sorted({event.stream_id for event in events})
-    before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
-    # The end of an execution judges its last checkpoint again.
+    stream_ids = sorted({event.stream_id for event in events})
+    before = catalog.events.last_of(stream_ids, DECISIVE, up_to=since, each=REMEMBERED)
     ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
     remembered = [event for stream_id in ended for event in before[stream_id]]
     snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
@@ -302,15 +293,15 @@ def _tick_report(
     }
     found = {key: each.sequence for key, each in newest.items() if each.by in (None, ours)}
     latest = {**reported.latest, **{key: sequence for key, sequence in found.items() if key not in reported.latest}}
-    there = {
-        key: _there(instance, key, of_key, latest.get(key, 0), reported, ours=ours) for key, of_key in by_key.items()
+    stored = {
+        key: _stored(instance, key, of_key, latest.get(key, 0), reported, ours=ours) for key, of_key in by_key.items()
     }
     new = [
         (key, each)
         for each in to_report
         if each.event.stream_id not in silent
         for key in keys[each.event.stream_id]
-        if identity(each.event) not in there[key]
+        if identity(each.event) not in stored[key]
     ]
     tallies = _tallies(catalog, new, latest)
     reports = [
@@ -333,14 +324,13 @@ def _tick_report(
 
 
 class _NewestReport(NamedTuple):
-    """Sequence of an asset's newest materialization, and the deployment that reported it; None: an older version."""
+    """An asset's newest report: its sequence, and the deployment that made it (None: an older version)."""
 
     sequence: int
     by: str | None
 
 
 def _newest_reports(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, _NewestReport]:
-    """Of the assets whose newest materialization is by a catalog sensor; one query."""
     found: dict[dg.AssetKey, _NewestReport] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
@@ -356,7 +346,7 @@ def _deployment_in(metadata: Mapping[str, dg.MetadataValue]) -> str | None:
     return str(by.value) if by is not None else None
 
 
-def _there(
+def _stored(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     to_report: Sequence[ReportedEvent],
@@ -369,7 +359,7 @@ def _there(
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
-    # Our reports are stored in catalog order.
+    # Our reports are stored in catalog order: none follows the newest.
     if completed and not 0 < latest < completed[0].sequence:
         found |= already_reported(instance.fetch_materializations, key, completed, ours)
     if failed:
@@ -380,10 +370,7 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Which of these snapshots, in order, an interrupted tick or one before a reset of the cursor has reported.
-
-    Other events may be between ours. `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
-    """
+    """Return which of these events an interrupted tick, or one before a reset of the cursor, has reported."""
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
     found: set[str] = set()

@@ -17,14 +17,13 @@ from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
-# The one check on each further asset of a stream.
 OF_FURTHER_ASSETS = "stream_health"
 _NO_TROUBLE = (Verdict.PASS.value, Verdict.UNKNOWN.value)
 # Reading the checks' state from Dagster takes a millisecond per stream.
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
 
-# Facts from outside the catalog, such as the earliest offsets of topics.
+# Adds facts, such as the earliest offsets of topics.
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
@@ -52,7 +51,7 @@ def build_health_checks(
     They are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
 
     Args:
-        settings: Thresholds, for all of them or by stream id.
+        settings: Thresholds, for all streams or by stream id.
         checks: Leave out those that cannot be evaluated.
         facts_besides: Adds facts to those from the catalog.
     """
@@ -111,7 +110,7 @@ def build_health_sensor(
             before = {each.asset_check_key: known.get(each.asset_check_key) for each in evaluations}
             by = [each.value_of(DEPLOYMENT_KEY) for each in before.values() if each is not None]
             if not was_started and any(each not in (None, catalog.deployment_id) for each in by):
-                # The deployment that runs the stream reports it.
+                # Another deployment runs the stream, and reports it.
                 continue
             if was_started and others.silence(stream_id, by, catalog.deployment_id, context.log):
                 continue
@@ -119,11 +118,11 @@ def build_health_sensor(
                 each
                 for each in evaluations
                 if _is_news(each, before[each.asset_check_key], oldest_s)
-                # Before the first start, checks stay "not evaluated": neither green nor a warning.
+                # Before the first start, checks stay "not evaluated".
                 and (was_started or by or each.metadata[VERDICT_KEY].value not in _NO_TROUBLE)
             ]
         after = begin + len(evaluated)
-        # Dagster keeps every evaluation by a sensor.
+        # Only changes, as Dagster keeps every evaluation that a sensor reports.
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),
@@ -177,7 +176,6 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
-    """With whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
@@ -189,12 +187,11 @@ def _findings(
 
 
 def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | None, oldest_s: float) -> bool:
-    """Another result, another deployment's, or one from before `oldest_s`."""
-    if before is None or before.at_s <= oldest_s:
+    if before is None or before.stored_at_s <= oldest_s:
         return True
-    told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
-    # Without a deployment: from an earlier version.
-    return any(before.value_of(key) not in (None, value) for key, value in told.items())
+    judged = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
+    # An earlier version recorded no deployment.
+    return any(before.value_of(key) not in (None, value) for key, value in judged.items())
 
 
 def _evaluations(
@@ -234,5 +231,5 @@ def _cursor(text: str | None) -> int:
     try:
         return int(json.loads(text)) if text else 0
     except (TypeError, ValueError):
-        # A user may edit the cursor: start over.
+        # An edited cursor starts over.
         return 0

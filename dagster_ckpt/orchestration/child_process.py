@@ -1,7 +1,7 @@
-"""Runs a function in a child process, which is replaced after its death without importing anything again.
+"""Run a function in a forked child process, and another child after its death, without importing anything again.
 
-The child is a fork of this process, so it must be made before a JVM is started here. A `Spare` is a child that has
-prepared the function and waits until it may go on; `Standby` keeps one ready.
+No JVM may be started before a fork. A `Spare` is a child that has prepared the function and waits; `Standby` keeps one
+ready.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 _POLL_S = 0.1
 _CHUNK = 1 << 16
-# What a spare writes before its answer, once it is prepared; no pickle begins with it.
+# A prepared spare writes this before its answer; no pickle begins with it.
 _READY = b"\0"
 _GO = b"\1"
-# The ends of pipes that tell its spares to go on; their closing tells that this process has ended.
-_telling: set[int] = set()
+# Pipes to the spares of this process: a byte is the order to work, a closed pipe means that this process has ended.
+_spare_pipes: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,18 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """For example "was killed by SIGKILL"."""
-
     pid: int
     how: str
 
 
 class ChildTracebackError(CkptError):
-    """Traceback of an error in a child process, as the cause of the same error here."""
+    """Traceback of an error in a child process."""
 
 
 def in_child(
     work: Callable[[], T], *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
 ) -> Returned[T] | Raised | Died:
-    """Run a function in a child process until it ends; what it returns or raises must pickle.
+    """Run a function in a child process until it ends; what it returns must pickle.
 
     The child gets one SIGINT once `interrupted` returns True, and is killed if this call ends with an error.
     `meanwhile` is called several times a second.
@@ -69,18 +67,18 @@ def in_child(
 
 
 class Spare(Generic[T]):
-    """A child process that calls `prepare`, and `work` once this process says so. It ends when this process ends.
+    """A child process that calls `prepare`, and `work` once this process takes it over.
 
-    It also ends once what `prepare` returned says that it is of no use any more.
+    It ends with this process, or once the function that `prepare` returned says that it is of no use any more.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
-        waiting, self._tell = os.pipe()
-        _telling.add(self._tell)
+        waiting, self._go_pipe = os.pipe()
+        _spare_pipes.add(self._go_pipe)
         try:
             self.pid, self._reading = _fork(lambda writing: _stand_by(prepare, work, waiting, writing))
         except OSError:
-            self._forget()
+            self._close_go_pipe()
             raise
         finally:
             os.close(waiting)
@@ -92,35 +90,34 @@ class Spare(Generic[T]):
         return bool(self._received)
 
     def how_it_ended(self) -> str | None:
-        """None while it lives; after its end, do not use it again."""
+        """Return None while it lives; do not use it after its end."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
-        self._forget()
+        self._close_go_pipe()
         os.close(self._reading)
         return _how_it_ended(status)
 
     def take_over(
         self, *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
     ) -> Returned[T] | Raised | Died:
-        """Tell it to go on once it is prepared, and wait as `in_child` does."""
+        """Let it run `work` once it is prepared, and wait as `in_child` does."""
         with suppress(BrokenPipeError):
-            os.write(self._tell, _GO)
-        self._forget()
+            os.write(self._go_pipe, _GO)
+        self._close_go_pipe()
         return _outcome(self.pid, self._reading, interrupted, meanwhile)
 
     def end(self) -> None:
-        self._forget()
+        self._close_go_pipe()
         _kill(self.pid)
         os.close(self._reading)
 
-    def _forget(self) -> None:
-        _telling.discard(self._tell)
-        os.close(self._tell)
+    def _close_go_pipe(self) -> None:
+        _spare_pipes.discard(self._go_pipe)
+        os.close(self._go_pipe)
 
 
 def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
-    """The child's pid, and the end of a pipe for what it writes."""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
@@ -132,9 +129,9 @@ def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
         raise
     if pid == 0:
         # Otherwise a spare would not see that its parent has ended.
-        for end in (reading, *_telling):
+        for end in (reading, *_spare_pipes):
             os.close(end)
-        _telling.clear()
+        _spare_pipes.clear()
         child(writing)
     os.close(writing)
     os.set_blocking(reading, False)
@@ -147,12 +144,11 @@ def _outcome(
     try:
         answer, status = _await(pid, reading, interrupted, meanwhile)
     except BaseException:
-        # The child would continue to write.
+        # The child would continue to run the stream.
         _kill(pid)
         raise
     finally:
         os.close(reading)
-    # Half an answer is none.
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         answered: Returned[T] | Raised = pickle.loads(answer.removeprefix(_READY))
         return answered
@@ -169,10 +165,10 @@ def _kill(pid: int) -> None:
 def _await(
     pid: int, reading: int, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
 ) -> tuple[bytes, int]:
-    answer, is_told = b"", False
+    answer, is_interrupted = b"", False
     while True:
-        if not is_told and interrupted():
-            is_told = True
+        if not is_interrupted and interrupted():
+            is_interrupted = True
             os.kill(pid, signal.SIGINT)
         meanwhile()
         if select.select([reading], [], [], _POLL_S)[0]:
@@ -182,7 +178,7 @@ def _await(
                 continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            # A process that the child has left may keep the pipe open.
+            # No wait for its end: a process that the child started may keep the pipe open.
             while received := _read(reading):
                 answer += received
             return answer, status
@@ -196,23 +192,23 @@ def _read(pipe: int) -> bytes:
 
 
 def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], waiting: int, writing: int) -> NoReturn:
-    told = threading.Event()
+    may_work = threading.Event()
 
     def listen() -> None:
-        # Nothing is received when the parent has ended.
+        # The read is empty when the parent has ended.
         if os.read(waiting, 1) != _GO:
             os._exit(0)
-        told.set()
+        may_work.set()
 
     threading.Thread(target=listen, daemon=True).start()
     try:
         is_of_use = prepare()
         os.write(writing, _READY)
-        while not told.wait(_POLL_S):
+        while not may_work.wait(_POLL_S):
             if not is_of_use():
                 os._exit(1)
-    except BaseException:  # noqa: BLE001 - if it is to go on, the work itself tells the cause
-        if not told.is_set():
+    except BaseException:  # noqa: BLE001 - if the spare works, that shows the cause
+        if not may_work.is_set():
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -220,7 +216,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Ends this process without its parent's exit handlers."""
+    """Write what the function returns or raises, and end this process without its parent's exit handlers."""
     status = 1
     try:
         try:
@@ -242,7 +238,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(Raised(error, trace))
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - of an error of a user's code
+    except Exception:  # noqa: BLE001 - a user's error may not pickle
         return pickle.dumps(Raised(CkptError(f"{type(error).__name__}: {error}"), trace))
     return data
 
@@ -253,14 +249,14 @@ def _how_it_ended(status: int) -> str:
     return f"ended with exit status {os.WEXITSTATUS(status)}"
 
 
-# A spare would slow down the driver that starts at the same time.
+# A spare that starts with the driver would slow it down.
 DELAY_S = 15.0
-# Between spares that end one after another, as on a machine without memory for them.
+# Between spares that keep ending, as on a machine without memory for them.
 LONGEST_DELAY_S = 900.0
 
 
 class Standby(Generic[T]):
-    """At most one spare; `tend` does what is due. `start` is None if there is to be none. `clock` in s."""
+    """Keeps at most one spare, and none if `start` is None; `clock` is in s."""
 
     def __init__(
         self,
@@ -278,7 +274,7 @@ class Standby(Generic[T]):
         self._due_s = clock() + DELAY_S
 
     def tend(self) -> None:
-        """Start a spare if it is time, or look after the present one."""
+        """Start a spare if it is time, and report that it is ready or has ended."""
         if self._spare is None:
             if self._start is not None and self._clock() >= self._due_s:
                 self._spare, self._is_reported = self._started(self._start), False
@@ -291,7 +287,7 @@ class Standby(Generic[T]):
             self._say(f"The spare process {self._spare.pid} is ready")
 
     def take(self) -> Spare[T] | None:
-        """The spare, if any, for the caller to use; another one follows."""
+        """Hand over the spare, if any; another one follows."""
         if self._spare is not None:
             self.tend()
         taken, self._spare = self._spare, None

@@ -1,7 +1,4 @@
-"""`StreamsComponent`: the streams of a code location in YAML, for projects that declare their definitions with `dg`.
-
-It creates exactly what `streaming_multi_asset` and `stream_definitions` create.
-"""
+"""`StreamsComponent`: the streams of a code location in YAML, for projects that declare their definitions with `dg`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -54,7 +51,6 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
 
     def given(self) -> Mapping[str, Any]:
-        """By their names without a translator."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -67,8 +63,6 @@ class StreamResources(dg.Resolvable, dg.Model):
 
 
 class ScaffoldParams(BaseModel):
-    """Parameters of the scaffold command."""
-
     stream: str | None = Field(default=None, description="Name of the stream; default: that of the component.")
     data_directory: str | None = Field(
         default=None, description="Folder of state, checkpoints, catalog and output; default: data in the project."
@@ -186,7 +180,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def get_additional_scope(cls) -> Mapping[str, Any]:
-        """Adds `{{ env_var('NAME') }}`, whose value only runs see."""
+        """Add `{{ env_var('NAME') }}`, whose value only runs see."""
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:

@@ -44,26 +44,23 @@ def stream_definitions(
     checkpoint_page: str | None = None,
     operator_jobs: Collection[str] | None = None,
 ) -> dg.Definitions:
-    """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
+    """Build the assets, jobs, sensors and schedules of streams, to merge into a code location.
 
     The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend` and
     `checkpoint_catalog`, or those that the streams' translator names. Several calls in one code location need
     translators with different prefixes.
 
     Args:
-        streams: From `streaming_asset`, `streaming_multi_asset` or `declare_stream`.
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0: each.
         savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints`.
         replication: Copies of the snapshots in a second bucket.
         health: Thresholds of the health checks, for all streams or by stream id.
-        health_checks: Those to define.
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
             reports.
         operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without a translator's
-            prefix; default: all. Those that sensors and savepoint schedules launch are always defined; the schedule
-            that verifies snapshots is, if its job is.
+            prefix; default: all. Those that sensors and savepoint schedules launch are always defined.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
@@ -82,10 +79,11 @@ def stream_definitions(
         )
     _refuse_equal_start_jobs(streams)
     builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs, build_set_jobs)
-    # The node of each keeps its name, whatever a translator calls the job.
+    # A translator renames jobs, but not their nodes.
     jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
     launched = {
-        *(RETENTION_JOB, ROLL_BACK_JOB),
+        RETENTION_JOB,
+        ROLL_BACK_JOB,
         *([SAVEPOINT_JOB] if savepoint_schedules else []),
         *([REPLICATION_JOB] if replication else []),
     }

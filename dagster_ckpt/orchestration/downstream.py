@@ -1,7 +1,4 @@
-"""Records which checkpoint a downstream asset read, and finds materializations that a rewind invalidates.
-
-And the batch assets between two streams.
-"""
+"""Which checkpoint a downstream asset read, what a rewind invalidates, and batch assets between two streams."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
-# Dagster records with each materialization the data versions of upstream assets at the start of the step.
+# Dagster's tag with the data version of an upstream asset at the start of the step.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
 # Materializations examined per asset, newest first.
 _MAX_EVENTS = 1000
@@ -95,7 +92,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """The asset recorded it, Dagster recorded its input, or only the time says so."""
+    """How the read batch is known: recorded by the asset, by Dagster as its input's data version, or not at all."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"
@@ -106,7 +103,7 @@ class Basis(Enum):
 class Dependent:
     """A downstream materialization that may contain data that a rewind undoes.
 
-    `at_ms`: when it was stored, since the epoch; `read_batch`: the last batch that it read, if known.
+    `at_ms`: when it was stored; `read_batch`: the last batch that it read, if known.
     """
 
     asset_key: dg.AssetKey
@@ -125,7 +122,7 @@ def built_on_undone_data(
     to_batch: int | None,
     undone_since_ms: int | None,
 ) -> list[Dependent]:
-    """Materializations that may have read what a rewind undoes; newest first.
+    """List materializations that may have read what a rewind undoes, newest first.
 
     Args:
         to_batch: The last batch that stays; None if none does.
@@ -142,7 +139,6 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None
@@ -158,7 +154,6 @@ def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPr
 
 
 def batch_inputs_of(context: OpExecutionContext, catalog: Catalog, keys: Sequence[dg.AssetKey]) -> list[BatchInput]:
-    """Those of a run; empty outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return []
@@ -169,12 +164,7 @@ def batch_inputs_of(context: OpExecutionContext, catalog: Catalog, keys: Sequenc
 def batch_inputs(
     graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey], streams: Mapping[str, str]
 ) -> list[BatchInput]:
-    """Which batch assets that a stream reads are built from the output of other streams.
-
-    Args:
-        keys: Of the stream's assets.
-        streams: Ids of all streams, by asset key.
-    """
+    """Find batch assets that a stream reads and that are built from other streams (`streams`: ids by asset key)."""
     found: dict[BatchInput, None] = {}
     for parent in sorted({parent for key in keys if graph.has(key) for parent in graph.get(key).parent_keys}):
         seen, ahead = set(keys), [parent]
@@ -215,7 +205,7 @@ def _of_asset(
         if read is not None and read > kept:
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, basis)
         elif is_later and not exactly:
-            # It may have read slightly more than the newest report.
+            # An asset may read slightly more than the newest report.
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, Basis.TIME)
 
 
@@ -234,7 +224,7 @@ def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int
     batch_id = recorded.get(READ_BATCH_KEY)
     if isinstance(batch_id, int) and recorded.get(READ_STREAM_KEY) == stream.stream_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
-    # The catalog sensor sets it.
+    # The catalog sensor sets the batch as data version.
     tags = materialization.tags or {}
     noted = [tags.get(f"{_INPUT_DATA_VERSION}{key.to_user_string()}", "") for key in stream.keys]
     batches = [int(batch_id) for batch_id in noted if batch_id.isdecimal()]

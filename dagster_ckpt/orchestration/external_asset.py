@@ -1,7 +1,7 @@
-"""Streams whose query outlives every Dagster run: `external_streaming_asset`.
+"""`external_streaming_asset`: streams whose query outlives every Dagster run.
 
-Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver runs on.
-Only a user who terminates the run on the page cancels the stream.
+A run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver continues,
+unless a user terminates the run on the page, which cancels the stream.
 """
 
 import time
@@ -86,7 +86,7 @@ def external_streaming_asset(
             (`dagster_ckpt.client.platforms`). None: a service manager or Kubernetes starts it; the asset has no start
             job.
         stream_id: Id in catalog and storage, as the program uses it; default: the asset key joined by dots.
-        pool: As in `dagster.asset`, for the run that launches the driver and follows it.
+        pool: As in `dagster.asset`, for the run that launches and follows the driver.
         options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
             the supervisor sensor relaunches a dead driver.
 
@@ -133,13 +133,13 @@ def external_streaming_asset(
 def run_driver(
     context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch | PlatformLaunch
 ) -> Iterator[Any]:
-    """Yields nothing.
+    """Launch the driver of a stream, or find it, and follow it.
 
-    Raises a `dagster.Failure` if the driver did not start its query, the stream failed or was canceled, or this run was
-    asked to stop and leaves the driver running.
+    Raises:
+        dagster.Failure: It did not start its query, the stream failed or was canceled, or this run was asked to stop.
     """
     with capture_interrupts():
-        # From the asset's page, a run has no tags yet.
+        # A run from the asset's page has no tags yet.
         context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: stream.stream_id})
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -193,7 +193,7 @@ def _find_or_launch(
             handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
         )
     except BaseException:
-        # If only the answer could not be read, the query may run.
+        # If only reading the answer failed, the query may be running.
         with suppress(CatalogError):
             if handle.catalog.requests.get(request.request_id).status is not RequestStatus.COMPLETED:
                 driver.cancel()
@@ -209,12 +209,11 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # Then a driver that comes up later does not start its query.
+    # The request is then withdrawn, so a later driver starts no query.
     return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
-    """Submit the run's start request; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)
@@ -240,7 +239,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
     first = handle.catalog.executions.latest(handle.stream_id)
     while True:
         with suppress(CatalogError):
-            # This says nothing about the driver.
+            # An unavailable catalog says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is not None and first is not None and execution.run_id != first.run_id:
                 # Another run follows the next driver.
@@ -250,7 +249,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
                 if not requests.is_running(handle):
                     break
             elif execution_liveness(handle.catalog, execution) is not Liveness.ALIVE:
-                # Its last update may be newer.
+                # The driver may have recorded its end meanwhile.
                 execution = handle.catalog.executions.latest(handle.stream_id)
                 break
         if watch.should_stop():
@@ -268,7 +267,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
             "DETACHED",
         )
     operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
-    # It may have ended meanwhile.
+    # The stream may have ended meanwhile.
     with suppress(RequestFailedError):
         Client.of_stream(handle, origin=operator).cancel(handle.stream_id)
     raise run_failure("The stream was canceled: its run was terminated.", "CANCELED")

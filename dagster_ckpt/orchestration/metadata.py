@@ -1,4 +1,4 @@
-"""What Dagster's pages show of streams."""
+"""Metadata, links and tables of streams for Dagster's pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.stream.snapshots import COLUMNS
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
-# The same as the tag of runs.
+# Also the name of a tag of runs.
 DEPLOYMENT_KEY = "dagster_ckpt/deployment"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
@@ -31,7 +31,7 @@ GRAPH_KEY = "dagster_ckpt/stream_graph"
 
 @dataclass(frozen=True)
 class CheckpointPage:
-    """Links to the page of `dagster-ckpt ui`, by its address in users' browsers."""
+    """Links to the page of `dagster-ckpt ui`; `url` is its address in users' browsers."""
 
     url: str
 
@@ -43,7 +43,6 @@ class CheckpointPage:
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
-        """Only the streams that are connected with this one."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
@@ -51,7 +50,7 @@ class CheckpointPage:
 
 
 def identity(event: EventRecord) -> str:
-    """Also unique in a re-created catalog, which counts from one again."""
+    """Identify an event by its snapshot if it has one: a re-created catalog counts from one again."""
     return event.snapshot_id or f"event {event.sequence}"
 
 
@@ -64,9 +63,9 @@ def materialization(
     *,
     deployment: str | None = None,
 ) -> dg.AssetMaterialization:
-    """A snapshot as a materialization of its asset.
+    """Make a materialization of a snapshot, or of its event if the snapshot's row cannot be read.
 
-    `snapshot` None: its row cannot be read. `tally`: the checkpoints since the previous report, including this one.
+    `tally` has the checkpoints since the previous report, including this one.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -90,7 +89,6 @@ def materialization(
 
 
 def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
-    """Of the only sink, in Dagster's own fields."""
     places = {sink.place for sink in sinks_in(snapshot.properties)} if snapshot is not None else set()
     if snapshot is None or len(places) != 1 or (place := places.pop()) is None:
         return {}
@@ -100,7 +98,6 @@ def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:
-    """Nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
@@ -114,7 +111,7 @@ def _of(event: EventRecord, deployment: str | None) -> dict[str, Any]:
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The asset's page plots what is a number, so ids and positions are text."""
+    """Describe a snapshot. The asset's page plots numbers, so ids and positions are text."""
     watermark_ms = snapshot.watermark_ms
     figures: dict[str, Any] = {
         "dagster_ckpt/snapshot": snapshot.reference,
@@ -136,7 +133,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
     }
     if lags := snapshot.lags:
         figures["dagster_ckpt/records_behind"] = sum(lags.values())
-        # Those furthest behind, of thousands.
+        # There may be thousands.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
         figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
     return known(figures)
@@ -147,7 +144,7 @@ def _mb(count: int | None) -> float | None:
 
 
 def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
-    """A report has its numbers as text; an older report had them as numbers."""
+    """Read a number, which reports store as text and older reports stored as a number."""
     value = metadata[key].value if key in metadata else None
     return int(str(value)) if str(value).isdecimal() else None
 
@@ -157,7 +154,7 @@ def known(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """Says "none" without rows. More than `at_most` are counted below."""
+    """Make a table, or "none" without rows. Rows beyond `at_most` are only counted."""
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
     if not shown:
@@ -168,7 +165,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """Sortable. A cell must not be empty there, so None and "" are shown as a dash."""
+    """Make a sortable table. Its cells must not be empty, so None and "" are shown as a dash."""
     records = [
         dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
     ]
@@ -182,10 +179,10 @@ def _row(cells: Sequence[object]) -> str:
 
 
 class OtherDeployments:
-    """What this process knows of streams that another deployment reports, too.
+    """Decides whether this process reports a stream that another deployment reports, too.
 
-    Their reports would alternate forever. The code location that was loaded last reports a stream; the other one is
-    silent about it, and says so once, until it is loaded again. So a new catalog takes over at once.
+    The code location that was loaded last reports it. The other logs that once and is silent until it is loaded again,
+    so a new catalog takes over at once, and reports never alternate.
     """
 
     def __init__(self) -> None:
@@ -193,10 +190,7 @@ class OtherDeployments:
         self._silent: set[str] = set()
 
     def silence(self, stream_id: str, reported_by: Collection[object], ours: str, log: logging.Logger) -> bool:
-        """Whether to report nothing of a stream.
-
-        `reported_by`: deployments of the newest report on each of its assets or checks; None: unknown.
-        """
+        """Whether to report nothing; `reported_by` has the deployments of the newest reports (None: unknown)."""
         others = sorted({str(each) for each in reported_by if each not in (None, ours)})
         if not others or stream_id not in self._reported:
             self._reported.add(stream_id)

@@ -1,4 +1,4 @@
-"""Observers of the supervisor sensor: how runs ended, and which are lost. They start nothing."""
+"""How runs of streams ended, and which are lost, for the supervisor sensor. Starts nothing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms, wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.untrusted import number_in
 
-# While code locations are replaced, none defines a stream for a moment.
+# While code locations are replaced, none may define a stream.
 UNDEFINED_GRACE_MS = 60_000
 _CLAIMED_EACH_MS = 60_000
 
 
 @dataclass(frozen=True)
 class ObservedEnd:
-    """An unsettled execution whose run is over; its death is recorded by now."""
-
     stream: Stream
     execution: ExecutionRecord
     recorded: RecordedEnd
@@ -54,9 +52,9 @@ def undefined_streams(
     silences: Silences,
     claims: Claims,
 ) -> list[str]:
-    """Report streams that a code location has started and no longer defines for a minute, also as alerts.
+    """Report streams that this code location has started and not defined for a minute, and set alerts.
 
-    Nothing restarts such a stream, and a definition under another name would start empty. `location` None: unknown.
+    Nothing restarts such a stream, and a definition under another name would start empty.
     """
     claims.renew(instance, catalog.deployment_id, streams, location)
     runs = catalog.executions.unsettled_runs()
@@ -87,7 +85,6 @@ def undefined_streams(
             f"dagster-ckpt retire {stream_id}"
         )
         messages.append(f"{stream_id}: {message}")
-        # Whose stream it is, is unknown.
         if location is not None and origin is not None:
             row = rows.get(stream_id) or catalog.desired_states.ensure(stream_id, origin="the supervisor sensor")
             if row.alert is None:
@@ -108,9 +105,9 @@ def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
 def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
-    """Records the death of a process that could not record it itself."""
+    """Find ended executions, and record the death of processes that could not record it themselves."""
     unsettled = {run_id for stream_id, run_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
-    # Two queries that read only ids: nearly all runs are in progress.
+    # Nearly all runs are in progress, so read only ids first.
     over = unsettled - unfinished_runs(instance, unsettled)
     runs = runs_by_id(instance, over)
     for found in catalog.executions.unsettled(over):
@@ -138,13 +135,10 @@ def observed_ends(
 def has_left_its_run(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, stream: Stream
 ) -> bool:
-    """Whether an execution has ended while its run is still running other steps.
-
-    Such as another stream, if a user materialized both at once.
-    """
+    """Whether an execution has ended while its run executes other steps."""
     if stream.runs_externally or execution_liveness(catalog, execution) is Liveness.ALIVE:
         return False
-    # What its process does at its end takes a while.
+    # Its process may still be cleaning up.
     if catalog.now_ms() - execution.heartbeat_at_ms <= SLOW_START_MS:
         return False
     run = instance.get_run_by_id(execution.run_id)
@@ -152,9 +146,9 @@ def has_left_its_run(
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """A deleted run counts as failed.
+    """Return how a run ended. A deleted run counts as failed.
 
-    Dagster records a FAILURE if the process was killed during a user's termination, which counts as canceled here.
+    If the process is killed while a user terminates the run, Dagster records FAILURE, which counts as canceled here.
     """
     if run is None:
         return RecordedEnd.FAILED
@@ -170,14 +164,12 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
 
 
 def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
-    """Those whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=UNFINISHED)))
 
 
 def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
-    """In one query."""
     if not run_ids:
         return {}
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
@@ -186,7 +178,7 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
 def recorded_external_end(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
-    """Of an execution that outlives its run, which matters only if it was canceled."""
+    """Return how an execution ended that outlives its run. The run's end matters only if it was canceled."""
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
@@ -194,18 +186,17 @@ def recorded_external_end(
 
 
 class Silences:
-    """How long runs, or streams, have shown no sign of life, by this process's clock: machines' clocks may differ."""
+    """How long runs or streams have shown no sign of life by this process's clock: clocks of machines may differ."""
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
         self._clock = clock
         self._since: dict[str, tuple[int, int]] = {}
 
     def keep(self, run_ids: Collection[str]) -> None:
-        """Forget all other runs."""
         self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
 
     def of(self, run_id: str, last_sign: int) -> int:
-        """Milliseconds since a run was first seen with no newer sign of life than this one."""
+        """Return the time in ms since the newest sign of life was first seen."""
         seen, since_ms = self._since.get(run_id, (None, 0))
         if seen != last_sign:
             since_ms = self._clock()
@@ -251,13 +242,13 @@ def _claim(deployment_id: str, stream_id: str) -> str:
 def report_lost_runs(
     instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
 ) -> list[str]:
-    """Record the end of lost runs; a message for each.
+    """Record the end of lost runs, and return a message for each.
 
     A run is lost if its process does not exist, none of its leases is being renewed, and it is either proven to have
     ended or has shown no sign of life for three minutes. It is CANCELED if it was being terminated, else a FAILURE.
     """
     if instance.run_launcher.supports_check_run_worker_health and instance.run_monitoring_enabled:
-        # Dagster covers these.
+        # Dagster's run monitoring detects them.
         return []
     deployment_id = catalog.deployment_id
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
@@ -266,7 +257,7 @@ def report_lost_runs(
     quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
-        # Its end must not be recorded twice.
+        # The status may have changed since the first query.
         if not _is_watched(run, stream_ids, deployment_id) or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)
@@ -277,10 +268,9 @@ def report_lost_runs(
 
 
 def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:
-    """Whether it shows its life in this catalog or needs a supervisor."""
     if run.tags.get(STREAM_ID_TAG) not in stream_ids:
         return False
-    # Of another deployment, which has another catalog.
+    # The catalog of another deployment has its signs of life.
     if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
         return False
     # An operator's run may be silent for hours. Only one that the supervisor launched would block it.

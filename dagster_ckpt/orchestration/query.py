@@ -1,4 +1,4 @@
-"""The query of a stream outside of a run, with the resources of its code location: to describe it, or to check it."""
+"""The query of a stream outside of a run: to describe it, or to check it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def describer_of(stream: Stream) -> QueryDescriber:
 
 
 def resource_keys(stream: Stream) -> set[str]:
-    """Of the resources that its runs use."""
     # Those of the asset include its IO manager, which no stream uses.
     own: Collection[str] = ()
     if isinstance(stream, StreamingAsset) and stream.asset.is_executable:
@@ -56,7 +55,7 @@ def resource_keys(stream: Stream) -> set[str]:
 
 @contextmanager
 def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
-    """As attributes; they are torn down afterwards."""
+    """Provide a stream's resources as attributes, and tear them down afterwards."""
     keys = resource_keys(stream)
     missing = sorted(keys - defined.keys())
     if missing:
@@ -69,10 +68,7 @@ def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
 def query_of(
     stream: Stream, defined: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]]:
-    """The session of a stream's Spark resource, and its query as a function of any session.
-
-    `config`: of the stream's function; default: its defaults.
-    """
+    """Provide the session of a stream's Spark resource, and its query as a function of any session."""
     describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
     with resources_of(stream, defined) as resources, dg.build_asset_context(asset_config=config) as context:
         given = {key: getattr(resources, key) for key in resource_keys(stream)}
@@ -86,7 +82,7 @@ def query_of(
 def check_definitions(
     stream: str, definitions: dg.Definitions, *, start_from: str | StartFrom = "latest"
 ) -> CompatibilityReport:
-    """`Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
+    """Run `Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
     found = find_stream(streams_of(definitions), stream)
     with resources_of(found, definitions.resources or {}) as resources:
         return check_stream(found, resources, start_from=start_from)
@@ -100,7 +96,7 @@ def streams_of(definitions: dg.Definitions) -> list[StreamingAsset]:
 def check_stream(
     stream: Stream, resources: object, *, start_from: str | StartFrom = "latest", client: Client | None = None
 ) -> CompatibilityReport:
-    """`Client.check`; `resources` has those of the stream as attributes."""
+    """Run `Client.check`; `resources` has those of the stream as attributes."""
     describe = describer_of(stream)
     deployment = DeploymentResources.of(resources, stream.translator)
     spark = deployment.spark_session

@@ -37,24 +37,20 @@ if TYPE_CHECKING:
 
 
 class HasResources(Protocol):
-    """Context of an op, sensor, schedule or check."""
-
     @property
     def resources(self) -> Any: ...
 
 
 class HasSparkSession(Protocol):
-    """`SparkSessionResource`, or any other resource with a Spark session."""
-
     @property
     def spark_session(self) -> SparkSession: ...
 
 
 class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
-    """The `pyspark` resource: its settings may come from environment variables (`EnvVar`), its session on first use.
+    """The `pyspark` resource, whose first use starts Spark: a refused run starts none.
 
-    A refused run starts no Spark. Any resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`,
-    can take its place.
+    Settings may come from environment variables (`EnvVar`). Any resource with a `spark_session`, such as
+    `PySparkResource` of `dagster-pyspark`, can take its place.
 
     Example:
         >>> SparkSessionResource(spark_config={"spark.driver.memory": "4g"})
@@ -72,7 +68,7 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; the first use starts Spark, or takes the application of this process."""
+        """The session, which the first use starts or takes from this process's Spark application."""
         if self._session is None:
             archive, settings = self.class_archive, self.spark_config
             if archive is None:
@@ -153,7 +149,6 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         return value
 
     def storage(self) -> CheckpointStorage:
-        """The storage as a plain value."""
         _refuse_fields_of_others(self, self.kind, _STORAGE_FIELDS)
         if self.kind is CheckpointStorageKind.CUSTOM:
             return CustomCheckpointStorage(self.factory, self.factory_settings)
@@ -173,7 +168,6 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
-        """Defaults for a storage configured in code."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
@@ -254,7 +248,6 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def backend(self) -> StateBackend:
-        """The backend as a plain value."""
         _refuse_fields_of_others(self, self.kind, _BACKEND_FIELDS)
         if self.kind is StateBackendKind.HASHMAP:
             return HashMapStateBackend()
@@ -277,7 +270,10 @@ _STORAGE_FIELDS: dict[Enum, set[str]] = {
 }
 _BACKEND_FIELDS: dict[Enum, set[str]] = {
     StateBackendKind.ROCKSDB: {
-        *("predefined_options", "options_factory", "db_storage_paths", "transfer_threads"),
+        "predefined_options",
+        "options_factory",
+        "db_storage_paths",
+        "transfer_threads",
         "settings",
     },
     StateBackendKind.HASHMAP: set(),
@@ -315,20 +311,17 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Creates or migrates the tables."""
+        """Open the catalog, and create or migrate its tables."""
         return Catalog(self.url)
 
 
 def catalog_of(context: HasResources, key: str) -> Catalog:
-    """Open the catalog by the key of its resource."""
     resource: CheckpointCatalogResource = getattr(context.resources, key)
     return resource.catalog()
 
 
 @dataclass(frozen=True)
 class DeploymentResources:
-    """Resources by what they are and not by their keys; some users need no Spark session."""
-
     checkpoint_storage: CheckpointStorageResource
     state_backend: StateBackendResource
     checkpoint_catalog: CheckpointCatalogResource
@@ -336,13 +329,11 @@ class DeploymentResources:
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; with `SparkSessionResource` this starts Spark."""
         assert self.pyspark is not None, "the step requires no Spark session"
         return self.pyspark.spark_session
 
     @staticmethod
     def of(given: object, translator: StreamTranslator) -> DeploymentResources:
-        """Find them in a context, under the keys of a translator."""
         return DeploymentResources(
             getattr(given, translator.get_resource_key(CHECKPOINT_STORAGE)),
             getattr(given, translator.get_resource_key(STATE_BACKEND)),

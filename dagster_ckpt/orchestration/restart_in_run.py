@@ -1,9 +1,8 @@
-"""A stream whose process or JVM dies is started again within its Dagster run.
+"""Restarts a stream within its Dagster run after its process or JVM died.
 
-The run's process imports the code and starts no Spark: it forks a child that runs the stream, and another one after the
-child's death. That saves the sensor, the launch of a run and the imports. Lease, fencing, restart strategy and recovery
-are those of a restart in a new run, which follows whenever this process does not decide. With `standby`, the next child
-has started Spark before, and waits.
+The run's process starts no Spark. It forks a child that runs the stream, and another one after that child's death,
+which saves the sensor, the launch of a run and the imports. Lease, fencing, restart strategy and recovery are those of
+a restart in a new run, which follows if this process does not restart the stream.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ from dagster_ckpt.stream.liveness import JVM_GRACE_S
 
 T = TypeVar("T")
 
-# Ends after which another process may continue.
 _RESTARTABLE = (CRASHED, QueryStalledError.__name__)
 _LOOK_S = 0.1
 
@@ -59,11 +57,11 @@ def can_restart_in_run(context: StepContext) -> bool:
     """Whether this is the process that a launcher started for the run, on Linux, and Spark is not started in it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return False
-    # A notebook or test that executes a job itself wants the session; its run has no origin.
+    # A notebook or test that executes a job itself wants the session.
     worker = worker_of(context.instance, context.run.run_id)
     if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
         return False
-    # The other streams of a shared run do not wait: the supervisor sensor restarts this one in a separate run.
+    # Other streams of the run do not wait: the supervisor sensor restarts this one in a separate run.
     if goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
         return False
     return SparkContext._gateway is None and SparkSession.getActiveSession() is None
@@ -78,8 +76,8 @@ def restarting_in_run(
 ) -> T:
     """Run a stream in a child process, and in another one each time it dies and the restart strategy allows it.
 
-    All three functions are called in children: this process keeps no connection that they would share. `prepare` starts
-    Spark in a spare process; None for no spare.
+    All functions are called in children, so that they share no connection with this process. `prepare` starts Spark in
+    a spare process; None for no spare.
     """
     start = partial(Spare, prepare, work) if prepare is not None else None
     standby = Standby(start, context.log.info)
@@ -136,10 +134,10 @@ def _as_raised(end: Raised | Died) -> BaseException:
 def _await_restart(
     context: StepContext, open_stream: Callable[[], StreamHandle], *, after: str | None, was_spare: bool
 ) -> str | None:
-    """Wait until the failed stream may start again; the id of the execution that failed, or None if it may not here.
+    """Wait until this run may restart a failed stream; return the execution that failed, or None if it may not.
 
     Only an execution whose query ran is restarted here: a machine that cannot start one is left to the next run. A
-    spare that ends before its execution begins is no failure of the stream.
+    spare that ends before its execution begins is no failure.
     """
     stream = open_stream()
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -164,7 +162,7 @@ def _await_restart(
 
 
 def _failed_execution(stream: StreamHandle, run_id: str, watch: RunWatch) -> ExecutionRecord | None:
-    """The newest execution of the run, if its query ran and failed; its death is recorded by now."""
+    """Return the newest execution of the run if its query ran and failed; record its death."""
     executions = stream.catalog.executions
     deadline = time.monotonic() + 2 * JVM_GRACE_S
     while True:
@@ -175,7 +173,7 @@ def _failed_execution(stream: StreamHandle, run_id: str, watch: RunWatch) -> Exe
             latest = record_death(stream.catalog, latest)
         if latest.status.is_over:
             return latest if latest.status is ExecutionStatus.FAILED and not latest.settled else None
-        # Its JVM ends a moment after its Python process.
+        # The JVM ends a moment after its Python process.
         if time.monotonic() > deadline or watch.should_stop():
             return None
         time.sleep(_LOOK_S)

@@ -1,7 +1,7 @@
 """The Dagster run of a stream.
 
-A process gets no signal, and would write on for weeks, if its run worker was killed, or if its run was terminated while
-the code server was down or forcibly marked as ended. So `RunWatch` polls the run.
+A process gets no signal, and would write on for weeks, if its run worker is killed, or if its run is forcibly marked as
+ended or is terminated while the code server is down. So `RunWatch` polls the run.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.redaction import without_secrets
 
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
+
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # Another deployment may have a stream of the same id.
 DEPLOYMENT_TAG = "dagster_ckpt/deployment"
-# The op of an operator job that this run executes.
+# The op of an operator job that the run executes.
 OPERATION_TAG = "dagster_ckpt/operation"
-# The failed execution that this run restarts.
+# The failed execution that the run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
 START_REQUEST_TAG = "dagster_ckpt/start_request"
-# The step towards a desired state that this run performs.
+# The step towards a desired state that the run performs.
 STEP_TAG = "dagster_ckpt/step"
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
 UNFINISHED = [
@@ -58,19 +60,17 @@ CRASHED = "CRASHED"
 
 
 def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
-    """The tags of every run of or for a stream."""
     return {STREAM_ID_TAG: stream_id, DEPLOYMENT_TAG: catalog.deployment_id}
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
-    """By Dagster's run monitoring."""
     tag = tags.get("dagster/max_runtime")
     limit = float(tag) if tag else float(instance.run_monitoring_max_runtime_seconds)
     return limit > 0
 
 
-def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
-    """The status of a run that a user terminated; None if a time limit may have."""
+def canceled_by_user(context: StepContext) -> dg.DagsterRunStatus | None:
+    """Return the status of a run that a user terminated; None if a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):
         return None
@@ -78,19 +78,18 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def report_canceling(context: StepContext, reason: str) -> None:
-    """Let the run end as canceled with its stream, unless others run in it: they would be canceled, too."""
     if not goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
         context.instance.report_run_canceling(context.run, message=reason)
 
 
 def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
-    """Dagster never retries it. `kind` names the end for alerts."""
+    """Make a failure that Dagster never retries; `kind` names the end for alerts."""
     metadata = {END_KEY: kind, **(report or {})}
     return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
 
 def run_is_over(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Recorded by Dagster, or deleted; its process may still be alive."""
+    """Whether a run is recorded as ended, or deleted; its process may still be alive."""
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished
 
@@ -108,7 +107,7 @@ def goes_on_without(instance: dg.DagsterInstance, run: dg.DagsterRun, op_name: s
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
-    """A user (also by re-executing a run), or a restart (also a retry, or one within the run)."""
+    """Return MANUAL also for a re-executed run, RESTART_NEW_RUN also for a retry or a restart within the run."""
     if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.
@@ -120,9 +119,9 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
 def report_terminal_failure(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
 ) -> str:
-    """On the stream's last run and in the catalog; returns the message.
+    """Record on the stream's last run and in the catalog that it failed for good; return the message.
 
-    The tag `dagster_ckpt/terminal_failure` tells run failure sensors that no restart follows.
+    The tag `dagster_ckpt/terminal_failure` shows run failure sensors that no restart follows.
     """
     failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
     message = (
@@ -141,14 +140,12 @@ def report_terminal_failure(
 
 @dataclass(frozen=True)
 class RunWorker:
-    """A run's process, which executes its steps or starts a process for each."""
-
     pid: int
     seen_at_ms: int
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """As the run's log names it ("Started process for run (pid: 42)")."""
+    """Find a run's process in the run's log ("Started process for run (pid: 42)")."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         pid = event.engine_event_data.metadata.get("pid") if event is not None else None
@@ -157,7 +154,6 @@ def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
     return None
 
 
-# How often each running stream reads its run.
 LOOK_EVERY_MS = 5_000
 
 
@@ -193,11 +189,9 @@ class RunWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why to stop, once `should_stop` has returned True."""
         return self._reason
 
     def should_stop(self) -> bool:
-        """Cheap enough to call several times a second."""
         if self._reason is None:
             self._reason = self._look()
         return self._reason is not None
@@ -225,11 +219,10 @@ def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
 
 
 _DEPLOYMENT = (CheckpointCatalogResource, CheckpointStorageResource, StateBackendResource)
-StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
-    """Dagster would retry the op after a cancel (dagster-io/dagster#15026)."""
+    """Refuse a RetryPolicy: Dagster would retry the op after a cancel (dagster-io/dagster#15026)."""
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
@@ -239,7 +232,6 @@ def refuse_retry_policy(context: StepContext) -> None:
 
 
 def refuse_run_retries(context: StepContext) -> None:
-    """Dagster would retry the run beside the supervisor sensor."""
     step = context.op_execution_context
     retries = _run_retries(step)
     if retries > 0:
@@ -250,7 +242,6 @@ def refuse_run_retries(context: StepContext) -> None:
 
 
 def refuse_required_outputs(context: StepContext) -> None:
-    """A stream must be able to end without another materialization."""
     op_def = context.op_execution_context.op_def
     required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
     if required:
@@ -264,8 +255,7 @@ def refuse_required_outputs(context: StepContext) -> None:
 def refuse_overridden_resources(context: StepContext) -> None:
     """Refuse a run config that changes catalog, storage or live directories.
 
-    Another catalog would allow a second writer, and another storage would lose what the catalog lists. Equal values
-    pass: the launchpad can fill them in.
+    Equal values pass: the launchpad can fill them in.
     """
     step = context.op_execution_context
     overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))
@@ -291,10 +281,8 @@ def _run_retries(context: dg.OpExecutionContext) -> int:
 
 
 @contextmanager
-def transitions_in_run_log(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, stream_id: str | None = None
-) -> Iterator[None]:
-    """Show transitions of a stream, or of every one that this process changes, in the run's log.
+def transitions_in_run_log(context: StepContext, stream_id: str | None = None) -> Iterator[None]:
+    """Show transitions of a stream, or of all, in the run's log.
 
     Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`).
     """

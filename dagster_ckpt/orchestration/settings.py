@@ -1,7 +1,5 @@
 """Options as Dagster config: `CheckpointConfig`, `RestartStrategies`, `UpgradePolicy`, and where a run starts.
 
-On the launchpad, a job without `launchpad` shows every default of its op, and the whole config of its resources.
-
 The `config` parameter of a stream's function is kept in a tag of each run. A run that the supervisor sensor launches
 takes it from there, so that a restart does not change what the query computes.
 """
@@ -38,7 +36,6 @@ from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_
 
 
 def described_fields(kind: type) -> dict[str, Any]:
-    """From a dataclass whose types are annotated with descriptions."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: (
@@ -61,7 +58,6 @@ class UpgradeSettings(_UpgradeFields):
     """
 
     def upgrade_policy(self) -> UpgradePolicy:
-        """The settings as a policy."""
         return UpgradePolicy(**dict(self))
 
 
@@ -78,7 +74,6 @@ def _description(option: Option[Any, Any]) -> str:
 
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """Enums by name, durations in milliseconds."""
     found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default
@@ -100,7 +95,6 @@ class CheckpointSettings(_Fields):
     """
 
     def checkpoint_config(self) -> CheckpointConfig:
-        """The settings as a `CheckpointConfig`."""
         options: dict[str, Any] = dict(self)
         if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -109,7 +103,6 @@ class CheckpointSettings(_Fields):
 
 
 def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """The same fields, all unset."""
     set_here = fields_of(options).items()
     return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in set_here}
 
@@ -123,7 +116,7 @@ CheckpointOverrides = create_model(
 
 
 class RestartStrategyKind(Enum):
-    """Flink's restart strategies, and OWN. Dagster's config uses member names, other YAML values: they are the same."""
+    """Flink's restart strategies, and OWN. Names equal values, as Dagster's config uses names, and YAML values."""
 
     NONE = "NONE"
     FIXED_DELAY = "FIXED_DELAY"
@@ -169,7 +162,6 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The settings as a strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -207,7 +199,7 @@ def with_start_options(config: type[_Config]) -> type[_Config]:
 
 
 def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[Any, Any]:
-    """Without a default it may stay unset."""
+    """Make a config field, which without a default may stay unset."""
     return kind if default is not None else kind | None, Field(default=default, description=description, **limits)
 
 
@@ -220,7 +212,7 @@ def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config
 class StartConfig(dg.Config):
     """Where a stream starts, and what the start may do."""
 
-    # Type checkers do not see the options.
+    # Type checkers do not see the added options.
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
@@ -251,22 +243,20 @@ class StreamRunConfig(StartConfig):
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
-        """It may have further fields, or none at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})
 
 
-# Fields that name a stream; the first of an op is the one that it operates.
+# Fields that name a stream; an op operates on the first that it has.
 _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """`stream_ids`: those to choose from in the fields that name a stream."""
+    """Make a launchpad of only the options of one op; Dagster's also shows all defaults and the config of resources."""
     assert op.config_field is not None, f"{op.name} has no config"
     fields: Mapping[str, Any] = op.config_field.config_type.fields  # type: ignore[attr-defined]
     shown = {name: _shown(field) for name, field in fields.items()}
     if stream_ids:
         shown |= _choices([name for name in _STREAM_FIELDS if name in fields], fields, sorted(stream_ids))
-    # Given, they reach the run, as for `configure_at_launch`.
     others = {
         part: dg.Field(dict, is_required=False, description=f"Rarely needed: {what} of this run.")
         for part, what in (("resources", "resources"), ("execution", "the executor"), ("loggers", "loggers"))
@@ -276,12 +266,12 @@ def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) ->
 
 
 def _shown(field: Any) -> dg.Field:
-    """A field without its default, which the op knows and the launchpad would fill in."""
+    """Copy a field without its default, which the op knows and the launchpad would fill in."""
     return dg.Field(field.config_type, is_required=field.is_required, description=_shown_description(field))
 
 
 def _choices(names: Sequence[str], fields: Any, stream_ids: Sequence[str]) -> dict[str, dg.Field]:
-    # Dagster takes types of one name for the same.
+    # Dagster takes types of the same name for equal.
     digest = sha256("\n".join(stream_ids).encode()).hexdigest()[:8]
     kind = dg.Enum(f"StreamId_{digest}", [dg.EnumValue(each) for each in stream_ids])
     found = {name: dg.Field(kind, is_required=True, description=fields[name].description) for name in names}
@@ -300,16 +290,16 @@ def _shown_description(field: Any) -> str:
 
 
 PARAMETER = "config"
-# The config of the function, as JSON, on the run that used it.
+# The config of the stream's function, as JSON.
 CONFIG_TAG = "dagster_ckpt/config"
 _BY_SUPERVISOR = frozenset({RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG})
 
 
 def config_class(function: Callable[..., Any]) -> type[dg.Config] | None:
-    """The class of the function's `config` parameter; None without one, and for a resource of that name.
+    """Return the class of the function's `config` parameter; None without one, or if a resource has that name.
 
     Raises:
-        OptionError: It has no such class, or one with fields without default, which no sensor could launch.
+        OptionError: It has no such class, or fields without default, which no sensor could launch.
     """
     if PARAMETER not in inspect.signature(function).parameters:
         return None
@@ -344,31 +334,29 @@ def _check(kind: type[dg.Config], what: str) -> None:
 
 
 def fields_of_run(kind: type[dg.Config] | None) -> dict[str, Any]:
-    """The config of the op that runs a stream with such a function."""
     own = kind.to_fields_dict() if kind is not None else {}
     return {**StreamRunConfig.to_fields_dict(), **own}
 
 
 def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
-    """The config in a context, such as one that a test has built."""
-    return _made(kind, context.op_execution_context.op_config or {})
+    return _config_from(kind, context.op_execution_context.op_config or {})
 
 
 def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
-    """Given to the run or the run before it, and recorded for the next."""
+    """Return the config given to this run, or recorded by the one that it continues, and record it for the next."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
-        given = {**given, **_of_the_run_before(context.instance, stream_id, catalog)}
+        given = {**given, **_recorded_config(context.instance, stream_id, catalog)}
     own = {
         name: given[name] for name in kind.model_fields if name in given and name not in StreamRunConfig.model_fields
     }
     context.instance.add_run_tags(context.run.run_id, {CONFIG_TAG: json.dumps(own)})
-    return _made(kind, given)
+    return _config_from(kind, given)
 
 
-def _of_the_run_before(
+def _recorded_config(
     instance: dg.DagsterInstance, stream_id: str, catalog: CheckpointCatalogResource
 ) -> dict[str, Any]:
     with closing(catalog.catalog()) as opened:
@@ -378,5 +366,5 @@ def _of_the_run_before(
     return dict(recorded)
 
 
-def _made(kind: type[dg.Config], given: Mapping[str, Any]) -> dg.Config:
+def _config_from(kind: type[dg.Config], given: Mapping[str, Any]) -> dg.Config:
     return kind(**{name: given[name] for name in kind.model_fields if name in given})

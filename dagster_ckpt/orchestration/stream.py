@@ -1,4 +1,4 @@
-"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
+"""`StreamSpec`, what a run needs of a stream, and `Stream`, what sensors and operators need."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 STREAM_TAGS = {
-    # No limit on the run time of a stream, and no retries except by the restart strategy.
+    # A stream has no time limit, and only its restart strategy retries it.
     "dagster/max_runtime": "0",
     "dagster/max_retries": "0",
 }
 
 SHORTEST_STALL_MS = 30_000
-# Describes a query from a Dagster context and an object that has the resources as attributes.
+# Takes a Dagster context and an object with the resources as attributes.
 QueryDescriber = Callable[[Any, Any], "DataStreamWriter"]
 _STREAM = "dagster_ckpt_stream"
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
-    """A TypeError for keywords that no dictionary type names."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -78,7 +77,7 @@ def refuse_unfit(
     automation_condition: dg.AutomationCondition[Any] | None,
     partitions_def: dg.PartitionsDefinition[Any] | None,
 ) -> None:
-    """An asset that Dagster would launch by itself, or in parts."""
+    """Refuse an asset that Dagster would launch by itself, or in parts."""
     for name, value in (("automation_condition", automation_condition), ("partitions_def", partitions_def)):
         if value is not None:
             raise OptionError(
@@ -145,7 +144,7 @@ class StreamOptions(TypedDict, total=False):
     ]
 
 
-# Functions that are reviewed with the code that needs them.
+# Functions, which are reviewed with the code that needs them.
 NOT_IN_YAML = frozenset({"state_migrations"})
 
 
@@ -221,7 +220,6 @@ class StreamSpec:
         )
 
     def tags_of_op(self) -> dict[str, Any]:
-        """Also of the runs of its start job."""
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
@@ -255,13 +253,12 @@ class Stream:
     """A stream of a code location, with what sensors and operator jobs need.
 
     Attributes:
-        name: Of the op that runs it, and of the query in Spark.
-        untranslated_name: That, without a translator.
-        keys: The assets it writes, each with reports of snapshots; empty for an op outside assets.
+        name: Name of its op, and of the query in Spark.
+        untranslated_name: Name of its op before a translator changes it.
+        keys: The assets it writes; empty for an op outside assets.
         start_job: None if something else starts it.
         runs_externally: Its query outlives the runs of its start job.
-        describe: From a Dagster context and an object with the resources as attributes; None if its code is in an
-            asset or program of the user's own.
+        describe: None if the query is in an asset or program of the user's own.
     """
 
     spec: StreamSpec
@@ -280,11 +277,9 @@ class Stream:
 
     @property
     def writes(self) -> str:
-        """Its assets, as the catalog names them."""
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """By its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
@@ -296,7 +291,7 @@ class StreamingAsset(Stream):
     """
 
     def __repr__(self) -> str:
-        # Part of Dagster's message, where it takes no such object.
+        # Dagster's error for an object of the wrong type quotes this.
         return (
             f"<StreamingAsset {self.stream_id}: write .asset or .key in deps of an asset, and "
             "stream_definitions(...) in place of Definitions(assets=...)>"
@@ -306,7 +301,6 @@ class StreamingAsset(Stream):
     function: Callable[..., DataStreamWriter] | None = field(default=None, compare=False, repr=False)
 
     def __call__(self, *given: Any, **named: Any) -> DataStreamWriter:
-        """Call the decorated function with plain arguments; starts nothing."""
         if self.function is None:
             raise OptionError(
                 f"Stream {self.stream_id!r} cannot be called: its query is described by an asset, op, program or YAML "
@@ -316,7 +310,6 @@ class StreamingAsset(Stream):
 
     @property
     def key(self) -> dg.AssetKey:
-        """Key of the asset; the first one of several."""
         return self.keys[0]
 
     @staticmethod
@@ -330,10 +323,7 @@ class StreamingAsset(Stream):
         describe: QueryDescriber | None = None,
         function: Callable[..., DataStreamWriter] | None = None,
     ) -> StreamingAsset:
-        """Of a definition whose op runs the stream, or that has no op. The assets must have one code version.
-
-        `name` of its op without a translator; default: the op's.
-        """
+        """Make a stream of a definition whose op runs it, or that has no op; `name` is the op's untranslated name."""
         translator = translator or StreamTranslator()
         described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
         keys = tuple(each.key for each in described.specs)
@@ -362,27 +352,25 @@ class StreamingAsset(Stream):
         )
         of_op = _function_of(described)
         if of_op is not None:
-            # So `stream_of_asset` finds the stream in definitions.
+            # For `stream_of_asset`.
             vars(of_op)[_STREAM] = stream
         return stream
 
 
 def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
-    """None for another asset."""
     function = _function_of(asset)
     found = vars(function).get(_STREAM) if function is not None else None
     return found if isinstance(found, StreamingAsset) else None
 
 
 def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
-    """Of its op, if it has one of its own."""
     if not asset.is_executable or not isinstance(asset.node_def, dg.OpDefinition):
         return None
     return getattr(asset.node_def.compute_fn, "decorated_fn", None)
 
 
 class _AssetsOfStream(KeysAssetSelection):
-    """Examined when the definitions are built: `map_asset_specs` may have changed them."""
+    """Checks the assets when definitions are built, as `map_asset_specs` may have changed them."""
 
     def resolve_inner(self, asset_graph: BaseAssetGraph[Any], allow_missing: bool) -> AbstractSet[dg.AssetKey]:
         found: AbstractSet[dg.AssetKey] = super().resolve_inner(asset_graph, allow_missing)
@@ -395,11 +383,10 @@ class _AssetsOfStream(KeysAssetSelection):
 def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
-        # The sensor evaluates these.
         selection=_AssetsOfStream(selected_keys=sorted(asset.keys)).without_checks(),
         config=launchpad(asset.op.name, asset.op),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
-        # A killed run worker leaves no orphaned step.
+        # So a killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,
         tags={**spec.tags_of_op(), "dagster_ckpt/stream_id": spec.stream_id},
         hooks=spec.hooks or None,
@@ -407,7 +394,7 @@ def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> Unres
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """By its id, or by the key of one of its assets."""
+    """Find a stream by its id, or by the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -419,7 +406,6 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
 
 
 def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The one translator of streams that share jobs and sensors."""
     first = streams[0].translator if streams else StreamTranslator()
     for stream in streams:
         if stream.translator != first:
@@ -442,7 +428,7 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """`name` is that of the query in Spark.
+    """Open a stream with a deployment's resources; `name` is that of the query in Spark.
 
     A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
     """
@@ -470,7 +456,6 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
-    """For a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

@@ -1,7 +1,7 @@
 """The body of a streaming asset's op.
 
-The run's status as recorded by Dagster decides whether the stream was canceled or failed, never the signal: a user's
-cancel, a timeout and a server shutdown look the same from inside.
+A user's cancel, a timeout and a server shutdown look the same from inside, so the run's status as Dagster recorded it,
+and never the signal, decides whether the stream was canceled or failed.
 """
 
 from __future__ import annotations
@@ -89,16 +89,13 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Carry out `StreamResource.run`.
-
-    `check` validates the op and its run before anything starts.
-    """
+    """Carry out `StreamResource.run`. `check` validates the op and its run before anything starts."""
 
     def work() -> _Ended:
         with transitions_in_run_log(context, spec.stream_id):
             return _run_to_its_end(context, spec, resources, describe, check)
 
-    # An interrupt inside the JVM bridge would hang the next call.
+    # An interrupt inside a py4j call would hang the next one.
     with capture_interrupts():
         try:
             if spec.restart_in_run and can_restart_in_run(context):
@@ -113,7 +110,7 @@ def run_stream(
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
             if run is not None and run.is_finished:
-                # A failure would overwrite a forced CANCELED. An interrupted run keeps its status.
+                # A failure would overwrite a forced CANCELED; an interrupted run keeps its status.
                 raise DagsterExecutionInterruptedError(failure.description) from failure
             raise
     for observation in ended.observations:
@@ -123,10 +120,10 @@ def run_stream(
 
 
 def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
-    """Start Spark in a spare process; returns whether it is still of use."""
+    """Start Spark in a spare process; return a function that says whether it is still of use."""
     with capture_interrupts():
         spark = resources.spark_session
-        # Again, because Spark has replaced the handler.
+        # Again: creating a session replaces the SIGINT handler.
         with capture_interrupts():
             apply_state_backend(spark, resources.state_backend.backend())
             lives = prepared_spare(spark)
@@ -135,8 +132,6 @@ def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How the stream ended, None after a preflight, and what its assets' pages show of it."""
-
     outcome: Outcome | None
     observations: tuple[dg.AssetObservation, ...] = ()
 
@@ -148,7 +143,7 @@ def _run_to_its_end(
     describe: Callable[[], DataStreamWriter],
     check: Callable[[StepContext], None],
 ) -> _Ended:
-    # Runs launched from the asset's page have no tags yet.
+    # A run from the asset's page has no tags yet.
     context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: spec.stream_id})
     plan_outside_runs(context.instance, [each.key for each in _written(context)])
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -177,7 +172,6 @@ def _run_to_its_end(
 
 
 def _refuse_start(context: StepContext, resources: DeploymentResources, error: CkptError) -> None:
-    """Answer the request that the run was launched for, unless its start has."""
     asked = context.run.tags.get(START_REQUEST_TAG)
     if asked is not None:
         with suppress(CkptError):
@@ -213,7 +207,6 @@ def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Depl
 
 
 def _written(context: StepContext) -> list[dg.AssetSpec]:
-    """Empty for an op outside assets."""
     step = context.op_execution_context
     return list(step.assets_def.specs) if step.has_assets_def else []
 
@@ -243,16 +236,15 @@ class _Step:
         if not hands_over(handle, asked):
             refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=self._holder_is_over)
         with self._in_session():
-            # The start describes the query again.
+            # Only to check it: the start describes the query again.
             checked = QueryToStart(self.describe).described
-            stopped = self.watch.should_stop
             hand_over(
                 handle,
                 asked,
                 checked,
                 start_from,
                 unexpected=self.unexpected,
-                interrupted=stopped,
+                interrupted=self.watch.should_stop,
                 report=context.log.info,
             )
         to_start = QueryToStart(self.describe)
@@ -281,9 +273,7 @@ class _Step:
                     application=application_of(spark),
                     is_launched=True,
                     batch_inputs=batch_inputs_of(
-                        self.context.op_execution_context,
-                        handle.catalog,
-                        [each.key for each in _written(self.context)],
+                        context.op_execution_context, handle.catalog, [each.key for each in _written(context)]
                     ),
                     holder_is_over=self._holder_is_over,
                 ),
@@ -293,7 +283,7 @@ class _Step:
     def _in_session(self) -> Iterator[SparkSession]:
         spark = self.resources.spark_session
         apply_state_backend(spark, self.resources.state_backend.backend())
-        # Again, because creating a session replaces the SIGINT handler.
+        # Again: creating a session replaces the SIGINT handler.
         with capture_interrupts(), active_in_thread(spark):
             yield spark
 
@@ -301,7 +291,7 @@ class _Step:
         return run_is_over(self.context.instance, lease.run_id)
 
     def _start_from(self, config: StreamRunConfig) -> StartFrom:
-        """A restart in this run, or a retry of one that had started, does not rewind again."""
+        """Return where to start; a restart in this run, or a retry of one that had started, does not rewind again."""
         tags = self.context.run.tags
         before: set[str | None] = {self.context.run.run_id}
         if RETRY_NUMBER_TAG in tags:
@@ -314,7 +304,7 @@ class _Step:
 
 
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step. A refusal fails the run, so that alerts on failed runs fire."""
+    """Fail the run after a refusal, so that alerts on failed runs fire."""
     if not result.passed:
         raise run_failure(
             f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
@@ -327,7 +317,7 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
 def _settle(
     context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch
 ) -> tuple[dg.AssetObservation, ...]:
-    """Apply retention if the end is certain, and end the step; returns what to report of its assets."""
+    """Apply retention if the end is certain, and end the step; return what to report of its assets."""
     end = outcome.end
     # Before retention, which deletes what the report lists.
     report = run_report(handle, outcome)
@@ -357,9 +347,9 @@ def _end_interrupted(
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
-        # The supervisor sensor then applies retention.
+        # Otherwise the supervisor sensor applies retention.
         raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
-    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by that.
+    # After a time limit a run is CANCELING, then FAILURE; the supervisor sensor settles it.
     raise run_failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted. To keep it "
         f"down: dagster-ckpt stop {handle.stream_id} --no-savepoint",
@@ -376,7 +366,7 @@ def _interrupted_as(context: StepContext) -> ExecutionStatus | None:
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
-    """Empty if the catalog cannot be read, which must not change the end."""
+    """Describe the run; nothing if the catalog cannot be read, which must not change the end."""
     try:
         return _report_of(stream, outcome)
     except CkptError as error:
@@ -401,7 +391,8 @@ def _report_of(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
         (
             describe_snapshot(each),
             each.status.value if each.status is not SnapshotStatus.COMPLETED else "",
-            *(size(each.full_bytes), size(each.incremental_bytes)),
+            size(each.full_bytes),
+            size(each.incremental_bytes),
             "-" if each.duration_ms is None else rounded_duration(each.duration_ms),
         )
         for each in taken.newest

@@ -1,7 +1,6 @@
 """Streams that run inside Dagster: `@streaming_asset`, `@streaming_multi_asset`, or an asset or op of your own.
 
-A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises and
-stops.
+A function only defines the query, which the framework names, starts, supervises and stops.
 """
 
 import inspect
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from dagster_ckpt.runtime.run import Outcome
 
 
-# Default kinds of an asset.
 KIND_TAG_PREFIX = "dagster/kind/"
 KINDS = frozenset({"spark", "streaming"})
 
@@ -60,7 +58,7 @@ StreamFunction = Callable[..., "DataStreamWriter"]
 
 
 class AssetOptions(TypedDict, total=False):
-    """As of `dagster.asset`."""
+    """Options with their meaning in `dagster.asset`."""
 
     key_prefix: str | Sequence[str] | None
     deps: Sequence[Any] | None
@@ -75,19 +73,19 @@ class AssetOptions(TypedDict, total=False):
 
 
 class StreamingAssetOptions(StreamOptions, AssetOptions):
-    """The keywords of both."""
+    """Options of the stream and of its asset."""
 
 
 def parts_of(
     function: str, options: Mapping[str, Any], translator: StreamTranslator
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str, str | None], dg.AssetSpec]]:
-    """Makers of the stream, given its id, and of the asset's spec, given its name and description."""
+    """Return functions that make the stream from its id, and the asset's spec from its name and description."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
     prefix = of_asset.pop("key_prefix", None) or []
     path = [prefix] if isinstance(prefix, str) else list(prefix)
-    # Validated here, so that the traceback points to the caller.
+    # Here, so that the traceback points to the caller.
     spec = StreamSpec.of("anything", **of_stream)
     kinds, deps = of_asset.pop("kinds", None), of_asset.pop("deps", None)
     of_asset["kinds"] = set(KINDS if kinds is None else kinds)
@@ -134,14 +132,12 @@ def streaming_asset(
 
     The function's first parameter is the Dagster context; the others name resources. `pyspark` holds the session, and
     `config`, annotated with a `dagster.Config`, holds fields of the launchpad. The framework replaces a `queryName` or
-    `checkpointLocation` set on the writer. A parameter of `dagster.asset` that a stream cannot have is refused with the
-    reason.
+    `checkpointLocation` of the writer. Parameters of `dagster.asset` that a stream cannot have are refused.
 
     Args:
-        stream_id: Id in catalog and storage; default: the asset key joined by dots. If you rename the asset, keep
-            it, and the asset keeps its state.
+        stream_id: Id in catalog and storage; default: the asset key joined by dots. If you rename the asset, keep it,
+            and the asset keeps its state.
         name: Asset name; default: the function's name.
-        pool: As in `dagster.asset`.
         translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources.
         options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it),
@@ -185,8 +181,8 @@ def streaming_multi_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
-    They share one stream id, start job and history: each checkpoint is reported on every asset. The function and other
-    options are as for `streaming_asset`. Assets cannot be materialized individually.
+    They share one stream id, start job and history: each checkpoint is reported on every asset. Assets cannot be
+    materialized individually. The function and other options are as for `streaming_asset`.
 
     Args:
         specs: The first asset names the stream on the page. Default kinds: spark and streaming.
@@ -201,7 +197,7 @@ def streaming_multi_asset(
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.foreachBatch(write_good_and_bad)
     """
     refuse_unknown("streaming_multi_asset", options, StreamOptions)
-    # So that the traceback points to the decorator.
+    # Here, so that the traceback points to the caller.
     StreamSpec.of("anything", **options)
     names = translator or StreamTranslator()
 
@@ -226,7 +222,6 @@ def streaming_multi_asset(
 
 
 def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
-    """An asset spec as arguments of `dagster.asset`."""
     return {
         "key": spec.key,
         "deps": spec.deps,
@@ -274,10 +269,7 @@ def describer(
     translator: StreamTranslator,
     config_of: Callable[[Any, type[dg.Config]], dg.Config] = config_in,
 ) -> QueryDescriber:
-    """The function takes its resources from an object that has them as attributes.
-
-    `config_of` makes its config from the context.
-    """
+    """Make a function that calls the user's with resources from the attributes of an object."""
     keys = {each: translator.get_resource_key(each) for each in _resources(function)}
     kind = config_class(function)
 
@@ -306,11 +298,11 @@ def _op_function(
             context, spec, resources, lambda: describe(context, context.resources), check=refuse_retry_policy
         )
 
-    # Code references of the asset name the user's function.
+    # So that code references of the asset name the user's function.
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None:
         place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno, "co_name": code.co_name}
-        # Each eight code units are of the first line: a traceback must name no line that the error has not passed.
+        # Each entry puts eight code units on the first line, so that a traceback names no line that was not executed.
         lines = b"\xef\x00" * (len(streaming.__code__.co_code) // 16 + 1)
         streaming.__code__ = streaming.__code__.replace(**place, co_linetable=lines)
     return streaming
@@ -325,7 +317,7 @@ _INTERVALS_TO_FAIL = 6
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """A policy that warns after three intervals without a checkpoint and fails after six; None without periodic ones.
 
-    An interval counts as at least a minute, as the catalog sensor reports at most one a minute.
+    An interval counts as at least a minute.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window
@@ -351,7 +343,6 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         >>> defs = stream_definitions(declare_stream(ORDERS, orders))
     """
 
-    # Or any other resource with a `spark_session`.
     pyspark: dg.ResourceDependency[Any]
     checkpoint_storage: dg.ResourceDependency[CheckpointStorageResource]
     state_backend: dg.ResourceDependency[StateBackendResource]
@@ -362,15 +353,15 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> "Generator[Any, None, Outcome | None]":
         """Run a stream until it ends, exactly as a `streaming_asset` does.
 
-        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`; the
-        catalog sensor reports the checkpoints.
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`; the catalog
+        sensor reports the checkpoints.
 
         Args:
             describe: Defines the query without starting it; called again for each restart in place.
 
         Returns:
             How it ended well: its input was consumed, or it was stopped, with `savepoint` if any. None after a
-            `preflight`.
+                `preflight`.
 
         Raises:
             dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch

@@ -1,4 +1,4 @@
-"""The supervisor sensor, a reconciler."""
+"""The supervisor sensor: reconciles streams with their desired state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ from dagster_ckpt.values.modes import TerminalState
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
-# The number of an attempt ends its run key, before the deployment.
 _RUN_KEY_TAG = "dagster/run_key"
 _ATTEMPT_IN_KEY = re.compile(r"[-/](\d+)@")
 
@@ -75,23 +74,21 @@ def build_supervisor_sensor(
     *,
     health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
 ) -> dg.SensorDefinition:
-    """Define a sensor that reconciles streams with their intended state.
+    """Define a sensor that reconciles streams with their desired state.
 
     - It restarts a failed or killed run from the latest state, according to the restart strategy.
     - It brings managed streams to their desired state and code version.
     - It launches requested starts (`restart_stream_job`).
     - It records the end of runs whose process died, and launches retention after them.
-    - It reports streams that failed permanently or are no longer defined, and a run queue that cannot hold all streams.
+    - It reports streams that failed permanently or are no longer defined, and a run queue that is too small.
 
     Args:
-        retention_job: `apply_retention_job` of `build_operator_jobs`.
-        roll_back_job: `roll_back_upgrade_job` of them.
         health: Thresholds for upgrades with `rollback_if_unhealthy`, for all or by stream id.
     """
     thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences, undefined_since = Silences(), Silences()
-    said: set[str] = set()
+    logged_advice: set[str] = set()
     held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -113,10 +110,10 @@ def build_supervisor_sensor(
             context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name, health=thresholds
         )
         tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences))
-        # First: it requests starts, which are launched below.
+        # First, as it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
-        # Instead of the restart of a failed run: both would compete for the lease.
+        # These replace the restart of a failed run: both would compete for the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | held | tick.starting
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
@@ -126,8 +123,8 @@ def build_supervisor_sensor(
         )
         slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
         for advice in (slots, describe_monitoring(context.instance)):
-            if advice is not None and advice not in said:
-                said.add(advice)
+            if advice is not None and advice not in logged_advice:
+                logged_advice.add(advice)
                 context.log.warning(advice)
         for alert in tick.alerts:
             context.log.error(alert)
@@ -148,12 +145,6 @@ def build_supervisor_sensor(
 
 @dataclass(frozen=True)
 class SupervisorTick:
-    """One evaluation of the sensor.
-
-    Attributes:
-        starting: Streams that a run under way is about to start.
-    """
-
     instance: dg.DagsterInstance
     catalog: Catalog
     streams: Mapping[str, Stream]
@@ -165,16 +156,15 @@ class SupervisorTick:
     health: Mapping[str, HealthSettings] = field(default_factory=dict)
 
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
-        """Take one step with each managed stream that is not in its desired state; one that is costs one read.
+        """Take one step with each managed stream that is not in its desired state.
 
-        Returns the runs of long steps (starts are requested in the catalog), and the streams that the restart strategy
-        must not start now.
+        Returns the runs of long steps, and the streams that the restart strategy must not start now.
         """
         rows = self.catalog.desired_states.all()
         managed = {
             stream_id
             for stream_id, stream in self.streams.items()
-            # Not streams that something outside Dagster starts.
+            # Otherwise something outside Dagster starts the stream.
             if stream.start_job is not None and (stream_id in rows or stream.spec.desired_state is not None)
         }
         newest = self.catalog.executions.latest_of(sorted(managed)) if managed else {}
@@ -214,29 +204,27 @@ class SupervisorTick:
             if self._has_a_launcher(request) or (run is not None and not run.is_finished):
                 self.starting.add(stream.stream_id)
                 continue
-            attempt: int | None = 0
-            if run is not None:
-                attempt = self._attempt_after(run, request)
+            attempt = 0 if run is None else self._attempt_after(run, request)
             if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):
-                # Both would compete for the lease. Once that one has it, the start takes over.
+                # Both would compete for the lease. The start takes over once the restart has it.
                 self.messages.append(f"{request.stream_id}: waiting for the restart that is under way")
                 continue
             start_from = request.arguments.get("start_from")
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
                 stream.start_job.name,
-                # One run per request. A re-created catalog may use the id again.
+                # A re-created catalog may use the id again.
                 f"start-{request.request_id}-{request.created_at_ms}/{attempt}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
             )
 
     def _attempt_after(self, run: dg.DagsterRun, request: RequestRecord) -> int | None:
-        """Number of the next run for a request whose run has ended without an answer; None: not now, or never.
+        """Return the number of the next run for a request whose run ended without an answer; None: not now, or never.
 
-        The request fails, unless the query has stopped for it already: then nothing else would continue.
+        The request fails, unless the query has stopped for it already: then nothing else would continue the stream.
         """
         ended = f"run {run.run_id} ended {run.status.value} before it could start the stream; its log says why"
         if self.catalog.requests.give_up_start(request.request_id, ended):
@@ -246,13 +234,11 @@ class SupervisorTick:
         return self._next_attempt(START_REQUEST_TAG, request.request_id)
 
     def after_ends(self, *, except_of: Collection[str]) -> Iterator[dg.RunRequest]:
-        """Restart an ended execution, apply retention, or wait."""
         others = {stream_id: stream for stream_id, stream in self.streams.items() if stream_id not in except_of}
         for end in observed_ends(self.instance, self.catalog, others):
             try:
                 request = self._after(end)
             except CkptError as error:
-                # One stream must not block the others.
                 self.alerts.append(f"{end.execution.stream_id}: no action: {error}")
                 continue
             if request is not None:
@@ -278,7 +264,7 @@ class SupervisorTick:
             case Restart():
                 attempt = self._next_attempt(RESTART_OF_TAG, execution_id)
                 if attempt is not None:
-                    # Earlier ones ended before they could begin an execution.
+                    # Earlier attempts ended before they began an execution.
                     tags = {STREAM_ID_TAG: stream_id, RESTART_OF_TAG: execution_id}
                     return self._run(stream.start_job.name, f"restart-{execution_id}-{attempt}", tags)
             case Retain(state):
@@ -293,7 +279,6 @@ class SupervisorTick:
         return None
 
     def _has_a_launcher(self, request: RequestRecord) -> bool:
-        """Whether a run in progress submitted this request and launches the driver itself."""
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
 
@@ -309,7 +294,7 @@ class SupervisorTick:
         return runs[0] if runs else None
 
     def _next_attempt(self, tag: str, value: str) -> int | None:
-        """Number of the next run with a tag; None while one is in progress or failed too recently."""
+        """Return the number of the next run with a tag; None while one is in progress or failed too recently."""
         attempts = self.instance.get_run_records(self._tagged(tag, value))
         if not all(record.dagster_run.is_finished for record in attempts):
             return None
@@ -319,7 +304,7 @@ class SupervisorTick:
             # A clock that is behind must not delay anything.
             if abs(wall_clock_ms() - last_ms) < pause_ms:
                 return None
-        # Some runs may have been deleted: a key that was used once starts nothing.
+        # Runs may have been deleted, but a key that was used once starts nothing.
         keys = (record.dagster_run.tags.get(_RUN_KEY_TAG, "") for record in attempts)
         numbers = (int(match[1]) for key in keys if (match := _ATTEMPT_IN_KEY.search(key)) is not None)
         return max([len(attempts), *(number + 1 for number in numbers)])
@@ -348,7 +333,7 @@ class SupervisorTick:
         key, of_step = f"{step.step_name}/{attempt}", {STEP_TAG: step.step_name}
         tags = {STREAM_ID_TAG: stream.stream_id, **of_step}
         if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
-            # The stream's own job has what the function needs.
+            # The stream's own job has the resources that its function needs.
             return self._run(stream.start_job.name, key, tags, {stream.name: {"preflight": True}})
         if step.run is StepRun.ROLL_BACK:
             return self._run(self.roll_back_job, key, tags, {"roll_back_upgrade": {"stream_id": stream.stream_id}})
@@ -364,9 +349,8 @@ class SupervisorTick:
     def _run(
         self, job: str, key: str, tags: Mapping[str, str], ops: Mapping[str, Mapping[str, Any]] | None = None
     ) -> dg.RunRequest:
-        """`ops`: their config by name."""
         return dg.RunRequest(
-            # Dagster skips a key that it has seen, also in another catalog.
+            # Dagster skips a key that it has seen, even from another catalog.
             run_key=f"{key}@{self.catalog.deployment_id}",
             job_name=job,
             run_config={"ops": {op: {"config": config} for op, config in ops.items()}} if ops is not None else None,
@@ -375,13 +359,13 @@ class SupervisorTick:
 
 
 def _definition(stream: Stream, failing: Callable[[], tuple[str, ...]]) -> Definition:
-    # An external driver's code comes from elsewhere.
+    # The code of an external driver comes from elsewhere.
     code_version = None if stream.runs_externally else stream.code_version
     return Definition(stream.stream_id, stream.spec.desired_state, stream.spec.upgrade, code_version, failing)
 
 
 def _failing(catalog: Catalog, stream: Stream, settings: HealthSettings) -> tuple[str, ...]:
-    """Those of the health checks that new code can make fail."""
+    """Return the failing health checks that new code may have caused."""
     now_ms = catalog.now_ms()
     facts = health_facts(catalog, {stream.stream_id: settings}, now_ms=now_ms)[stream.stream_id]
     found = judge(facts, stream.spec.options, settings, now_ms=now_ms)
@@ -411,7 +395,7 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
 
 
 def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
-    """What to change in dagster.yaml, if run monitoring does not detect the loss of a run's container."""
+    """Say what to change in dagster.yaml if nothing detects the loss of a run's container."""
     if not instance.run_launcher.supports_check_run_worker_health or instance.run_monitoring_enabled:
         return None
     return (
@@ -421,7 +405,7 @@ def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
 
 
 def describe_slots(slots: RunSlots | None, streams: int) -> str | None:
-    """What to change in dagster.yaml; None if that many streams fit in, with a slot to spare for a restart."""
+    """Say what to change in dagster.yaml unless that many streams fit in, with a slot to spare for a restart."""
     if slots is None:
         return None
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}

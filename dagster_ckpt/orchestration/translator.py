@@ -13,7 +13,7 @@ SPARK = "pyspark"
 CHECKPOINT_STORAGE = "checkpoint_storage"
 STATE_BACKEND = "state_backend"
 CHECKPOINT_CATALOG = "checkpoint_catalog"
-# Of operator jobs; a run of a stream needs Spark as well.
+# Operator jobs need these; a run of a stream also needs Spark.
 OPERATOR_RESOURCES = frozenset({CHECKPOINT_STORAGE, STATE_BACKEND, CHECKPOINT_CATALOG})
 RESOURCES = OPERATOR_RESOURCES | {SPARK}
 
@@ -22,13 +22,13 @@ RESOURCES = OPERATOR_RESOURCES | {SPARK}
 class StreamTranslator:
     """Chooses asset specs, names of jobs, sensors and schedules, and resource keys.
 
-    Each of several `stream_definitions` in one code location needs its own names. Pass a translator to the decorator
-    of each stream; it names everything else too. For names that no prefix yields, override methods in a subclass.
+    Each of several `stream_definitions` in one code location needs its own names. Pass a translator to the decorator of
+    each stream; it names everything else too. For names that no prefix yields, override methods in a subclass.
 
     Attributes:
         name_prefix: Before the names of jobs, ops, sensors and schedules, with an underscore.
-        resource_keys: The keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and
-            `checkpoint_catalog`, where they differ from these names.
+        resource_keys: Keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`,
+            where they differ from these names.
 
     Example:
         >>> EU = StreamTranslator("eu", {"checkpoint_catalog": "eu_catalog", "state_backend": "eu_state"})
@@ -55,34 +55,31 @@ class StreamTranslator:
             )
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """The spec of an asset, from the one given to the decorator.
+        """Return the spec of an asset, given that of the decorator.
 
         Without a `stream_id`, a changed key is another stream.
         """
         return spec
 
     def get_start_job_name(self, name: str) -> str:
-        """Given the name of the only asset without key prefix, or of the op."""
+        """Return the name of a start job; `name` is that of the only asset without key prefix, or of the op."""
         return self.get_job_name(f"{name}_stream")
 
     def get_job_name(self, name: str) -> str:
-        """Given the name without a translator, such as `cancel_stream_job`."""
+        """Return the name of a job, given its default name, such as `cancel_stream_job`."""
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:
-        """Unique in a code location; see `get_job_name`."""
+        """Return the name of an op, unique in a code location."""
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
-        """See `get_job_name`."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
-        """See `get_job_name`."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
-        """Key of the resource `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:

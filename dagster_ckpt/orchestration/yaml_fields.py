@@ -1,7 +1,7 @@
 """Settings and resources as fields in YAML, and errors that name a wrong field.
 
-Dagster allows a template in every part, so pydantic also tries each part as text, and JSON schema tools try
-alternatives. Without `with_field_errors`, both would report the parts around a misspelled field.
+Dagster allows a template in every part, so pydantic also tries each part as text. Without `with_field_errors`, pydantic
+and JSON schema tools would report the parts around a misspelled field.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.values.validation import did_you_mean
 
 Value = TypeVar("Value", bound=BaseModel)
-# The types of values that YAML may hold for a Spark option.
 Scalar = bool | int | float | str
 
 
 def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
-    """The YAML form of a settings or resource class, which refuses unknown fields.
+    """Return the YAML form of a settings or resource class, which refuses unknown fields.
 
     `check` validates a value as it will be used. Default description: the first line of the docstring.
     """
@@ -87,18 +86,17 @@ def settings_in_yaml(description: str, value: Any = Scalar) -> dg.Resolver:
 
 
 def describe(description: str) -> dg.Resolver:
-    """Describe a field with a default."""
     resolver: dg.Resolver = dg.Resolver.default(description=description)
     return resolver
 
 
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """In Spark's text form (`true`, not `True`); environment variables are not resolved."""
+    """Convert values to Spark's text form (`true`, not `True`); environment variables are not resolved."""
     return {name: _text(value) for name, value in options.items()}
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """As `as_text`; environment variables are resolved."""
+    """As `as_text`, and with environment variables resolved."""
     return {
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
@@ -156,14 +154,12 @@ def _checked(value: type[Value], check: Callable[[Value], object], given: Mappin
 
 
 def _named(annotation: Any) -> Any:
-    """The type of a field; enum members are written by name, as in Dagster's config."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return Literal[tuple(annotation.__members__)]
     return annotation
 
 
 def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
-    """Resolve templates; text without one stays text."""
     if isinstance(value, dict):
         return {name: _resolved(context.at_path(name), each) for name, each in value.items()}
     if isinstance(value, list):
@@ -172,13 +168,13 @@ def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
 
 
 _Place = tuple[str | int, ...]
-# From the alternatives "text" (for a template) and "nothing".
+# Errors of the alternatives "text" (for a template) and "nothing".
 _OF_ALTERNATIVES = ("string_type", "none_required")
 
 
 @cache
 def with_field_errors(model: type[BaseModel]) -> type[BaseModel]:
-    """A component's YAML model whose errors and JSON schema name unknown fields."""
+    """Make a component's YAML model report unknown fields in errors and JSON schema."""
 
     def with_names(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
         try:
@@ -223,7 +219,7 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 
 def _place(loc: Sequence[str | int], given: Any, is_missing: bool) -> _Place:
-    """The location in the YAML: pydantic's also contains the types it tried."""
+    """Return the location in the YAML: pydantic's also contains the types it tried."""
     place: list[str | int] = []
     for index, step in enumerate(loc):
         is_item = isinstance(given, list | tuple) and isinstance(step, int) and step < len(given)
@@ -267,7 +263,6 @@ def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any
 
 
 def _names(model: type[BaseModel]) -> dict[str, Any]:
-    """Recursively; anything else is accepted."""
     parts = {}
     for name, annotation in _fields(model).items():
         below = [_names(inner) for inner in _models(annotation)]

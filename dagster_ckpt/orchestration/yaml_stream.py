@@ -158,13 +158,13 @@ class Trigger(dg.Model):
 
 
 def described(
-    job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
+    name: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> "Describe":
-    """Import paths are resolved now, so that wrong ones fail when definitions are loaded."""
+    """Return a function that describes the query. Wrong import paths fail now, when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
-        function = imported(f"stream {job}: transform.function", transform.function)
-    write = imported(f"stream {job}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
+        function = imported(f"stream {name}: transform.function", transform.function)
+    write = imported(f"stream {name}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
 
     def describe(spark: "SparkSession") -> "DataStreamWriter":
         frames = [source.read(spark) for source in sources]

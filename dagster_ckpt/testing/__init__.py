@@ -1,7 +1,6 @@
-"""For tests of your own: `run_to_completion` and `assert_compatible` for the code of streams.
+"""Test helpers: `run_to_completion` and `assert_compatible` for streams, `CheckpointStorageContract` for a storage.
 
-`CheckpointStorageContract` is for a custom storage, and alone needs pytest. See docs/guides/test-a-stream.md,
-docs/guides/check-a-release.md and docs/custom-storage.md.
+Only the last needs pytest. See docs/guides/test-a-stream.md, docs/guides/check-a-release.md and docs/custom-storage.md.
 """
 
 from importlib import import_module

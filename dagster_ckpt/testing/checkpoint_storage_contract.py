@@ -1,4 +1,4 @@
-"""One contract for every checkpoint storage, with the same guarantees everywhere."""
+"""`CheckpointStorageContract`: what every checkpoint storage guarantees."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dagster_ckpt.values.modes import SnapshotKind
 class CheckpointStorageContract:
     """The required behaviour of a checkpoint storage, as pytest tests.
 
-    Derive a class `Test…` from it and define a fixture `storage` that returns the configured storage, empty at the
-    beginning of each test.
+    Derive a class `Test…` from it and define a fixture `storage` that returns the storage, empty at the beginning of
+    each test.
 
     Attributes:
         outlives_the_process: Whether other processes can see what was written.
@@ -34,7 +34,6 @@ class CheckpointStorageContract:
 
     @pytest.fixture
     def storage(self) -> CheckpointStorage:
-        """Override this."""
         pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
 
     @pytest.fixture
@@ -42,7 +41,6 @@ class CheckpointStorageContract:
         return self.opened(storage)
 
     def opened(self, storage: CheckpointStorage) -> TrialStream:
-        """As opened by another process or thread."""
         return TrialStream(open_store(storage, TRIAL_STREAM))
 
     # Configuration
@@ -160,7 +158,6 @@ class CheckpointStorageContract:
         assert stream.restored(checkpoint) == FILES
 
     def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(self, stream: TrialStream) -> None:
-        """Two checkpoints that share the same savepoint, as after restoring it twice."""
         savepoint = stream.savepoint(1, FILES)
         first = stream.checkpoint(2, FILES, base=savepoint)
 
@@ -254,7 +251,6 @@ class CheckpointStorageContract:
         after = self.opened(storage) if self.outlives_the_process else stream
         assert after.restored(first) == FILES
         if died or not self.outlives_the_process:
-            # Leftovers must not interfere.
             assert after.store.checkpoints() == [first]
             second = after.checkpoint(2, new, base=first)
         else:

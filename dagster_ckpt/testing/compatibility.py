@@ -1,4 +1,4 @@
-"""`assert_compatible`: fails a test, and with it a pull request, whose code cannot continue from a stream's state."""
+"""`assert_compatible`: fail a test whose code cannot continue from a stream's state."""
 
 from __future__ import annotations
 

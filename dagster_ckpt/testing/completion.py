@@ -1,4 +1,4 @@
-"""`run_to_completion`: runs the query of a streaming asset to the end of its input, within a test."""
+"""`run_to_completion`: run the query of a streaming asset to the end of its input, within a test."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FILES = ("parquet", "orc", "json", "csv", "avro")
 
 @dataclass(frozen=True)
 class CompletedStream:
-    """What a stream has left after `run_to_completion`; `folder` has catalog, snapshots and live directory."""
+    """The result of `run_to_completion`; `folder` has catalog, snapshots and live directory."""
 
     folder: Path
     snapshots: list[SnapshotRecord]
@@ -87,7 +87,7 @@ class CompletedStream:
             return found.rows(operator, state).collect()
 
     def savepoint(self, label: str | None = None) -> SnapshotRecord:
-        """Take a savepoint, such as to start a next version of the code from."""
+        """Take a savepoint, for example to start the next version of the code from it."""
         with self._client() as client:
             return client.trigger_savepoint(self._stream.stream_id, label=label)
 
@@ -106,17 +106,17 @@ def run_to_completion(
     config: dg.Config | None = None,
     start_from: str | StartFrom = "latest",
 ) -> CompletedStream:
-    """Run the query of a stream on all input that there is, in this process, and return when it has ended.
+    """Run the query of a stream in this process until it has read all input that there is.
 
-    The query runs as in production, with its own sources and sink, except that its trigger is `availableNow`, a failure
-    is not restarted, and catalog, snapshots and live directory are in a folder of the test. No Dagster run is started.
+    It runs as in production, with its own sources and sink, except that its trigger is `availableNow`, a failure is not
+    restarted, and catalog, snapshots and live directory are in a folder of the test. No Dagster run is started.
 
     Args:
         stream: A `streaming_asset`, `streaming_multi_asset`, or stream of a component.
-        resources: By key, those that the function of the stream names. Catalog, storage and live directory in them are
-            replaced, so those of `Definitions` may be passed. Default of `pyspark`: the Spark session of this process.
-        folder: Where these are stored. In the folder of an earlier run, the stream continues where that run ended.
-            Default: a temporary folder, deleted with the result.
+        resources: Those that the stream's function names, by key. Catalog, storage and live directory in them are
+            replaced, so you may pass those of `Definitions`. Default of `pyspark`: this process's Spark session.
+        folder: In the folder of an earlier run, the stream continues where that run ended. Default: a temporary folder,
+            deleted with the result.
         config: For the `config` parameter of the stream's function; default: its defaults.
         start_from: As in `Client.restart`.
 
@@ -149,7 +149,7 @@ def _run(
     root.mkdir(parents=True, exist_ok=True)
     deployment = DeploymentResources(
         CheckpointStorageResource(path=str(root / "snapshots")),
-        _state_backend(given.get(key(STATE_BACKEND)), root / "live"),
+        _backend_with_live_directory(given.get(key(STATE_BACKEND)), root / "live"),
         CheckpointCatalogResource(url=f"sqlite:///{root / 'catalog.db'}"),
     )
     resources = {
@@ -184,8 +184,7 @@ def _run(
         return CompletedStream(root, snapshots, tested, deployment, spark, writers[-1])
 
 
-def _state_backend(given: Any, live: Path) -> StateBackendResource:
-    """With live directories elsewhere."""
+def _backend_with_live_directory(given: Any, live: Path) -> StateBackendResource:
     if not isinstance(given, StateBackendResource):
         return StateBackendResource(live_directory=str(live))
     fields = {name: getattr(given, name) for name in type(given).model_fields}

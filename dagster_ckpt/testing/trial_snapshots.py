@@ -1,6 +1,6 @@
 """Small snapshots, helpers to write and read them, and a process that dies while it writes one.
 
-That process runs this module as a program, which reads its task, pickled, from stdin.
+That process runs this module, and reads its pickled task from stdin.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def header(number: int | None, kind: SnapshotKind = SnapshotKind.CHECKPOINT) -> 
 
 
 def sources(files: Mapping[str, bytes]) -> list[Source]:
-    """Names that begin with "id-" count as identities, like RocksDB's."""
+    """Make sources of bytes; names that begin with "id-" count as identities, like RocksDB's."""
 
     def opener(data: bytes) -> Callable[[], io.BytesIO]:
         return lambda: io.BytesIO(data)
@@ -61,8 +61,6 @@ def sources(files: Mapping[str, bytes]) -> list[Source]:
 
 @dataclass(frozen=True)
 class TrialStream:
-    """A stream whose snapshots contain a few small files."""
-
     store: SnapshotStore
 
     def stored(
@@ -102,11 +100,7 @@ DIED = 9
 
 
 class Moment(StrEnum):
-    """When the process dies.
-
-    IN_THE_DATA: After writing some files but not all.
-    BEFORE_THE_MANIFEST: After writing every data object, with nothing that refers to them.
-    """
+    """When the process dies: after some of the files, or after all data objects with nothing that refers to them."""
 
     IN_THE_DATA = "in the data"
     BEFORE_THE_MANIFEST = "before the manifest"
@@ -114,8 +108,6 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True)
 class DyingWrite:
-    """The task of the process: a checkpoint to write, and when to die."""
-
     storage: CheckpointStorage
     number: int
     files: Mapping[str, bytes]
@@ -130,7 +122,7 @@ class DyingWrite:
             stream.stored(self.number, self.files, runner=_DiesWhenDone())
 
     def run_in_process(self) -> bool:
-        """False if the process ended normally, with the checkpoint written."""
+        """Return whether the process died; otherwise it has written the checkpoint."""
         done = subprocess.run(
             [sys.executable, "-m", __name__],
             input=pickle.dumps((sys.path, pickle.dumps(self))),
@@ -146,8 +138,6 @@ class DyingWrite:
 
 
 class _DiesWhenDone(Threads):
-    """Kills the process once every data object is written."""
-
     def __init__(self) -> None:
         super().__init__(1)
 

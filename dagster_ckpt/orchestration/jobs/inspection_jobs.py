@@ -1,4 +1,4 @@
-"""Jobs that only read."""
+"""Operator jobs that only read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -71,8 +71,10 @@ class OverviewConfig(StreamConfig):
     limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
 
 
-_POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
-_POINT += "location of a snapshot."
+_POINT = (
+    "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
+    "location of a snapshot."
+)
 _NAME = {"operator": "string", "state": "string"}
 _Row = dict[str, str | int | None]
 
@@ -108,7 +110,6 @@ class DiffStateConfig(_StateConfig):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that only read."""
     ops = StreamOps(streams)
     return [*_examination_jobs(ops), *_state_jobs(ops)]
 
@@ -252,9 +253,9 @@ def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str,
         for item in verified
     ]
     states = [
-        [item.location, f"{rows.operator_id} {rows.operator}", rows.state, str(rows.partitions), str(rows.rows)]
+        [item.location, f"{state.operator_id} {state.operator}", state.state, str(state.partitions), str(state.rows)]
         for item in verified
-        for rows in item.state or ()
+        for state in item.state or ()
     ]
     metadata: dict[str, Any] = {
         "dagster_ckpt/snapshots": dg.MetadataValue.md(
@@ -264,8 +265,8 @@ def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str,
         "dagster_ckpt/broken": sum(not item.passed for item in verified),
     }
     if states:
-        table = markdown_table(["location", "operator", "state", "partitions", "rows"], states)
-        metadata["dagster_ckpt/state"] = dg.MetadataValue.md(table)
+        columns = ["location", "operator", "state", "partitions", "rows"]
+        metadata["dagster_ckpt/state"] = dg.MetadataValue.md(markdown_table(columns, states))
     return metadata
 
 
@@ -320,7 +321,6 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """The starting point, and what was processed again."""
     recovery = execution.recovery or {}
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")
@@ -331,15 +331,17 @@ def started_from(execution: ExecutionRecord) -> str:
 
 def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
-        *(
-            snapshot.batch_id,
-            snapshot.kind.value,
-            snapshot.number,
-            snapshot.label,
-            _time(snapshot.completed_at_ms),
-            snapshot.full_bytes,
-        ),
-        *(snapshot.incremental_bytes, snapshot.rows, snapshot.duration_ms, snapshot.timeline, snapshot.location),
+        snapshot.batch_id,
+        snapshot.kind.value,
+        snapshot.number,
+        snapshot.label,
+        _time(snapshot.completed_at_ms),
+        snapshot.full_bytes,
+        snapshot.incremental_bytes,
+        snapshot.rows,
+        snapshot.duration_ms,
+        snapshot.timeline,
+        snapshot.location,
     )
     return dict(zip(_SNAPSHOT_COLUMNS, values, strict=True))
 
@@ -347,8 +349,15 @@ def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
 def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
     application = (execution.application or {}).get("id")
     values = (
-        *(_time(execution.started_at_ms), execution.cause.value, execution.status.value, started_from(execution)),
-        *(_time(execution.ended_at_ms), execution.reason, execution.host, execution.pid, application),
+        _time(execution.started_at_ms),
+        execution.cause.value,
+        execution.status.value,
+        started_from(execution),
+        _time(execution.ended_at_ms),
+        execution.reason,
+        execution.host,
+        execution.pid,
+        application,
         execution.run_id,
     )
     return dict(zip(_EXECUTION_COLUMNS, values, strict=True))

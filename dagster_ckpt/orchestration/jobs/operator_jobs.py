@@ -1,4 +1,4 @@
-"""Jobs that operate streams."""
+"""Operator jobs that change streams or their snapshots."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -121,7 +121,6 @@ class RequestedState(Enum):
 
     @property
     def desired(self) -> DesiredState | None:
-        """None: the one in the definition."""
         return None if self is RequestedState.AS_DEFINED else DesiredState(self.value)
 
 
@@ -149,10 +148,7 @@ class ForgetKeyConfig(StreamConfig):
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Jobs that change streams or their snapshots.
-
-    The supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`.
-    """
+    """Build the jobs. The supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`."""
     ops = StreamOps(streams)
     return [*_lifecycle_jobs(ops), *_snapshot_jobs(ops)]
 
@@ -235,7 +231,6 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
                 deleted = ops.client(context, config.stream_id).apply_savepoint_history(
                     config.stream_id, schedule=history.schedule, history=history.policy()
                 )
-                # Housekeeping retries failed deletions.
                 log_messages(context, deleted.messages(unlogged=True))
         return report_snapshot(context, snapshot)
 

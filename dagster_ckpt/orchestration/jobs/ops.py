@@ -34,9 +34,9 @@ from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 STREAM_ID = "Stream id of the streaming asset, such as departure_delays."
 SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 _KINDS = (bool, int, float, str, list, dict)
-# Supplied by callers, as are sessions, callbacks and results of other methods.
+# Not options: `StreamOps` supplies them.
 _GIVEN = frozenset({"self", "run_id"})
-# Docstrings describe the others.
+# These take precedence over docstrings.
 _USUAL = {
     "label": "A name to start from later, such as before-release-42.",
     "target_directory": "Folder for the savepoint, as a URL. Default: the configured savepoint folder.",
@@ -48,7 +48,7 @@ _UNLESS_DESCRIBED = {
     "savepoint": "Snapshot id, label or location of a completed savepoint.",
 }
 REQUIRED = inspect.Parameter.empty
-# Other names of parameters in a launchpad.
+# Parameters with another name in the launchpad.
 _FIELDS = {"stream": "stream_id", "into": "into_stream_id", "timeout_s": "timeout_seconds"}
 _PARAMETERS = {field: name for name, field in _FIELDS.items()}
 _Config = TypeVar("_Config", bound=dg.Config)
@@ -56,12 +56,7 @@ _Result = TypeVar("_Result")
 
 
 class Parameter(NamedTuple):
-    """A parameter of a method.
-
-    Attributes:
-        kind: bool, int, float, str, list, dict, or an enum.
-        default: `REQUIRED`: it has none; None: no value.
-    """
+    """`kind` is bool, int, float, str, list, dict, or an enum; `default` is `REQUIRED` if it has none."""
 
     name: str
     kind: type[Any]
@@ -70,14 +65,14 @@ class Parameter(NamedTuple):
 
 
 class _Names(dict[str, Any]):
-    """Names in annotations; no option has a type that only type checkers import."""
+    """Resolves names in annotations; no option has a type that only type checkers import."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
 
 
 def parameters(method: Callable[..., Any]) -> list[Parameter]:
-    """A method's options; a `StartFrom` stands for its fields."""
+    """Return a method's options; a `StartFrom` stands for its fields."""
     described, found = _described(method), []
     for each in _signature(method):
         if each.annotation is StartFrom:
@@ -89,7 +84,6 @@ def parameters(method: Callable[..., Any]) -> list[Parameter]:
 
 
 def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn option values into the method's arguments."""
     return {
         each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
         for each in _signature(method)
@@ -98,7 +92,7 @@ def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str
 
 
 def summary(method: Callable[..., Any]) -> str:
-    """The first sentence of a method's docstring, without marks of code."""
+    """Return the first paragraph of a method's docstring, without marks of code."""
     return (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
@@ -167,7 +161,6 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Our errors as step failures without retries."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield
@@ -178,8 +171,6 @@ def errors_as_failure() -> Iterator[None]:
 
 
 class StreamOps:
-    """Makes the ops and jobs of streams with one translator."""
-
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self._translator = translator_of(streams)
@@ -192,7 +183,6 @@ class StreamOps:
         return self._op(function, RESOURCES)
 
     def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """With the resources that the code of the streams uses."""
         assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
         return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
@@ -205,7 +195,7 @@ class StreamOps:
         without: Iterable[str] = (),
         description: str | None = None,
     ) -> dg.JobDefinition:
-        """Its parameters become the config, its summary the description.
+        """Make a job of a method: its parameters become the config, its summary the description.
 
         `report` shows the result on the run's page and returns the op's output.
         """
@@ -224,21 +214,14 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """In the name of the run."""
+        """Call a method of the client with the values of a config, and tag the run with its stream, if it has one."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
-        client = self.client(context, values.get("into") or values["stream"])
+        stream_id = values.get("into") or values.get("stream")
+        client = self._client(context) if stream_id is None else self.client(context, stream_id)
         own = {"report": context.log.info, "run_id": context.run_id}
         return method(client, **arguments(method, {**own, **values, **more}))
 
-    def call_for_all(
-        self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
-    ) -> _Result:
-        """For a method of several streams."""
-        values = {_PARAMETERS.get(name, name): value for name, value in config}
-        return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
-
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
-        """It runs in the run's own process."""
         name = self._names[op.name]
 
         @dg.job(
@@ -248,20 +231,16 @@ class StreamOps:
             config=launchpad(name, op, [stream.stream_id for stream in self._streams]),
         )
         def operator_job() -> None:
-            # Run configs keep this name, whatever a translator does.
+            # Run configs keep the untranslated name.
             (op if op.name == name else op.alias(name))()
 
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """By its id, or by the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
-        """In the name of the run.
-
-        Tags the run with the stream.
-        """
+        """Return a client in the name of the run, and tag the run with the stream."""
         client = self._client(context)
         context.instance.add_run_tags(context.run_id, run_tags(client.catalog, self.stream(stream_id).stream_id))
         return client
@@ -285,7 +264,6 @@ class StreamOps:
 
 
 def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
-    """On the run's page and in its log; returns the location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))

@@ -1,4 +1,4 @@
-"""Jobs for rewinds, forks and savepoint sets."""
+"""Operator jobs for rewinds, forks and savepoint sets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,6 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for rewinds and forks."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -84,17 +83,14 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """With its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
-    """In the run's log and on its page."""
     log_messages(context, messages)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
 
-# Enough for a page.
 ROWS_SHOWN = 200
 
 
@@ -124,7 +120,6 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [
@@ -213,7 +208,7 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def savepoint_set(context: dg.OpExecutionContext, config: SavepointSetConfig) -> str:
         """Take savepoints of several streams that belong together, while they run: a set, or nothing."""
         with errors_as_failure():
-            made = ops.call_for_all(context, Client.trigger_savepoint_set, config)
+            made = ops.call(context, Client.trigger_savepoint_set, config)
         log_messages(context, made.messages())
         context.add_output_metadata(set_metadata(made))
         return made.set_id
@@ -222,13 +217,13 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def restart_savepoint_set(context: dg.OpExecutionContext, config: RestartSetConfig) -> str:
         """Suspend all streams of a savepoint set, take them and their sinks back to it, and start them."""
         with errors_as_failure():
-            ahead = ops.call_for_all(context, Client.preview_savepoint_set, config)
+            ahead = ops.call(context, Client.preview_savepoint_set, config)
         context.add_output_metadata(_undone(context, ops, ahead))
         for stream_id, preview in ahead.items():
             log_messages(context, [f"{stream_id}: {message}" for message in preview.messages()])
         if not config.preview:
             with errors_as_failure():
-                ops.call_for_all(context, Client.restart_savepoint_set, config)
+                ops.call(context, Client.restart_savepoint_set, config)
         return config.savepoint_set
 
     return [ops.job(savepoint_set), ops.job(restart_savepoint_set)]
@@ -250,7 +245,6 @@ def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
 def _undone(
     context: dg.OpExecutionContext, ops: StreamOps, ahead: Mapping[str, RewindPreview]
 ) -> dict[str, dg.MetadataValue]:
-    """With the materializations downstream of any stream."""
     found: dict[tuple[dg.AssetKey, str], Dependent] = {}
     is_known = True
     keys = {key for stream_id in ahead for key in ops.stream(stream_id).keys}
@@ -259,7 +253,7 @@ def _undone(
         rows.append((stream_id, preview.plan.reason, preview.batches))
         dependents = dependents_of(context, ops.stream(stream_id), preview)
         is_known &= dependents is not None
-        # The streams themselves go back.
+        # The streams' own assets go back with the set.
         found |= {(each.asset_key, each.run_id): each for each in dependents or () if each.asset_key not in keys}
     newest_first = sorted(found.values(), key=lambda each: each.at_ms, reverse=True)
     return {

@@ -27,10 +27,10 @@ class PeriodicSavepoints:
     """Scheduled savepoints of one stream.
 
     Attributes:
-        execution_timezone: Of the cron expression and of the labels.
+        execution_timezone: Time zone of the cron expression and of the labels.
         history: Any retention policy; None keeps all.
         blackouts: Savepoints in these windows are skipped, not postponed.
-        name: Of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
+        name: Name of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
 
     Example:
         >>> PeriodicSavepoints("0 3 * * *", execution_timezone="Europe/Berlin", history=Latest(14))
@@ -58,9 +58,6 @@ def build_savepoint_schedule(
 
     It never deletes savepoints that a user or another schedule took.
 
-    Args:
-        savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
-
     Raises:
         OptionError: The class of your own history policy has no import path, or arguments that are no plain values.
     """
@@ -85,7 +82,7 @@ def build_savepoint_schedule(
             until = pendulum.from_timestamp(over_at_ms / 1000, tz=timezone)
             return dg.SkipReason(f"no savepoint in a blackout; it lasts until {until.to_datetime_string()}")
         local = due.in_timezone(timezone)
-        # When summer time ends, an hour comes twice.
+        # When summer time ends, one hour occurs twice.
         label = f"scheduled-{local.format('YYYY-MM-DDTHH-mm')}{'-second' if local.fold else ''}"
         config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **kept}}
         return dg.RunRequest(
@@ -107,12 +104,7 @@ def _in_config(history: RetentionPolicy | None) -> dict[str, Any]:
 def build_housekeeping_schedule(
     streams: Sequence[Stream], retention_job: dg.JobDefinition, *, cron_schedule: str = "0 * * * *"
 ) -> dg.ScheduleDefinition:
-    """Finish interrupted deletions and remove orphaned bytes, for every stream.
-
-    Args:
-        retention_job: `apply_retention_job` of `build_operator_jobs`.
-        cron_schedule: In UTC.
-    """
+    """Finish interrupted deletions and remove orphaned bytes, for every stream; `cron_schedule` is in UTC."""
 
     @dg.schedule(
         name=translator_of(streams).get_schedule_name("checkpoint_housekeeping_schedule"),
@@ -153,11 +145,6 @@ class PeriodicReplication:
 def build_replication_schedule(
     streams: Sequence[Stream], replication_job: dg.JobDefinition, periodic: PeriodicReplication
 ) -> dg.ScheduleDefinition:
-    """Copy the snapshots of every stream that has some, on a schedule.
-
-    Args:
-        replication_job: `replicate_snapshots_job` of `build_operator_jobs`.
-    """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
     config = {"to": periodic.to, "snapshot": periodic.snapshot, "verify": periodic.verify}
@@ -181,12 +168,7 @@ def build_replication_schedule(
 def build_verification_schedule(
     streams: Sequence[Stream], verification_job: dg.JobDefinition, *, cron_schedule: str = "30 4 * * *"
 ) -> dg.ScheduleDefinition:
-    """Prove that the newest snapshot of every stream can be restored; the health sensor reports the result.
-
-    Args:
-        verification_job: `verify_snapshots_job` of `build_inspection_jobs`.
-        cron_schedule: In UTC.
-    """
+    """Prove that the newest snapshot of every stream can be restored; `cron_schedule` is in UTC."""
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
@@ -210,7 +192,7 @@ def _with_snapshots(streams: Sequence[Stream], catalog: Catalog) -> list[Stream]
 
 
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
-    """One run per stream and tick, even if the tick is evaluated again."""
+    """Request one run per stream and tick, even if the tick is evaluated again."""
     return dg.RunRequest(
         run_key=f"{stream.stream_id}-{context.scheduled_execution_time.isoformat()}",
         run_config={"ops": {op: {"config": {"stream_id": stream.stream_id, **config}}}},

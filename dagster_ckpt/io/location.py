@@ -17,7 +17,7 @@ _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
-    """A path without a scheme is local. Nothing is created."""
+    """Open a location; a path without a scheme is local. Nothing is created."""
     if "\0" in url:
         raise StorageAccessError(
             f"{url!r} is not a valid location: a path cannot contain a NUL character. Correct the URL."
@@ -29,7 +29,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
 
 
 def normalised(location: str) -> str:
-    """With `//` and without doubled or trailing slashes; a local path gets `file://`."""
+    """Return a location with `//` and no doubled or trailing slashes; a local path gets `file://`."""
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
@@ -44,7 +44,7 @@ def normalised(location: str) -> str:
 
 
 def same_folder(one: str, other: str) -> bool:
-    """In any spelling: Spark writes `file:/a` where a user writes `/a`."""
+    """Whether two locations are one folder, in any spelling: Spark writes `file:/a` for `/a`."""
     return _plain(one) == _plain(other)
 
 
@@ -53,7 +53,7 @@ def folders_overlap(one: str, other: str) -> bool:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Or is the same. Neither needs to exist; links are followed."""
+    """Whether a folder is inside another one or the same. Neither needs to exist; links are followed."""
     path = local_path(inner)
     if path is None:
         return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
@@ -72,7 +72,7 @@ def _plain(url: str) -> str:
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """The same for every path to a folder: through links, mounts or another letter case."""
+    """Return one text for all paths to a folder, through links, mounts or another letter case."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:

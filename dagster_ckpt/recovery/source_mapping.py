@@ -43,10 +43,10 @@ _LONGEST = 200
 def plan_of_start(
     stream: StreamHandle, facts: RecoveryFacts, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The recovery plan, with the positions that only the sources know.
+    """Return the recovery plan, with the positions that only the sources know.
 
-    A mapping that an earlier start has carried out changes nothing, so a start that was killed can be repeated. To
-    carry it out once more, a user names a point.
+    A mapping that an earlier start has carried out changes nothing, so that a killed start can be repeated. To carry it
+    out again, a user names a point.
     """
     plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
     if mapping is None:
@@ -80,7 +80,6 @@ def plan_of_start(
 
 
 def _is_carried_out(stream: StreamHandle, facts: RecoveryFacts, now: Mapping[str, SourceIdentity]) -> bool:
-    """To read a source again that fits as it is, a user names a point: a repeated start must not do it again."""
     plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
     batch_id = state_batch(stream, plan)
     if batch_id is None:
@@ -202,7 +201,7 @@ _CHOOSE = {
 
 
 def _first_position(writer: DataStreamWriter, index: int, identity: SourceIdentity, beginning: Beginning) -> Position:
-    """`index` is that of the source in the offset log; OptionError if it cannot begin there."""
+    """Return where a source begins, by its index in the offset log; OptionError if it cannot begin there."""
     if beginning is Beginning.AS_CODE:
         return BEGINNING
     if identity.kind == KAFKA:

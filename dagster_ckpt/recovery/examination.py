@@ -222,12 +222,12 @@ def _damage(findings: Sequence[Finding], live: LiveDirectory) -> Damage | None:
         raise UnknownLayoutError(unknown.explanation)
     if not errors:
         return None
-    told = "; ".join(_told(each, live) for each in errors[:_SHOWN])
+    explained = "; ".join(_describe_finding(each, live) for each in errors[:_SHOWN])
     more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
-    return Damage(errors[0].code.value, f"{told}{more}")
+    return Damage(errors[0].code.value, f"{explained}{more}")
 
 
-def _told(finding: Finding, live: LiveDirectory) -> str:
+def _describe_finding(finding: Finding, live: LiveDirectory) -> str:
     explanation = finding.explanation.rstrip(".")
     if finding.path in explanation:
         return explanation
@@ -263,8 +263,10 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
     errors = look()
     errors = {key: each for key, each in look().items() if key in errors} if errors else {}
     if errors:
-        told = " ".join(f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN])
-        raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {told}")
+        explained = " ".join(
+            f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN]
+        )
+        raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {explained}")
 
 
 _OF_A_POINT = (SnapshotCorruptError, SnapshotNotFoundError, LiveDirectoryError, RestoreError)

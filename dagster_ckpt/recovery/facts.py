@@ -58,7 +58,7 @@ def recovery_facts(
     known = known_query(stream, record)
     state = inspect_live_directory(live, known) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
-    failures = _that_count(stream, executions) if remembers else []
+    failures = _failures_that_count(stream, executions) if remembers else []
     if live is not None and state is not None and state.status is LiveStatus.GOOD:
         deep = examiner is not None and (bool(failures) or not _last_ended_in_order(executions, live))
         state = (examiner or Examiner(stream)).state_of(live, state, deep=deep)
@@ -100,7 +100,7 @@ def recovery_facts(
 _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
 
 
-def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
+def _failures_that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure

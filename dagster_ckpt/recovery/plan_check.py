@@ -86,8 +86,8 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
     if wanted == shape:
         return StateCheck(messages)
     _check_can_be_rewritten(stream, plan, wanted)
-    said = f"the state is rewritten: {shape} becomes {wanted}"
-    return StateCheck((*messages, said, *_without_rewriter()), wanted)
+    rewrite_message = f"the state is rewritten: {shape} becomes {wanted}"
+    return StateCheck((*messages, rewrite_message, *_without_rewriter()), wanted)
 
 
 def _without_rewriter() -> tuple[str, ...]:

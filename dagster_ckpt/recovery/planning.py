@@ -73,12 +73,12 @@ def _with_sources(facts: RecoveryFacts, plan: RecoveryPlan, sources: MappedSourc
 def _planned(facts: RecoveryFacts) -> RecoveryPlan:
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
-        refuse_unconfirmed(facts)
+        _refuse_unconfirmed_discard(facts)
         return StartEmpty(
             reason="start_from=empty: all state is discarded, the query reads its sources from the beginning",
             from_batch=facts.live_batch,
         )
-    refuse_to_forget(facts)
+    _refuse_unregistered_state(facts)
     if facts.start_from.point is StartPoint.BATCH:
         return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
@@ -398,8 +398,7 @@ def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str)
 _SHOWN = 12
 
 
-def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse a start if the stream has state, but the catalog knows no start of it."""
+def _refuse_unregistered_state(facts: RecoveryFacts) -> None:
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -416,28 +415,28 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
     )
 
 
-def refuse_unconfirmed(facts: RecoveryFacts) -> None:
+def _refuse_unconfirmed_discard(facts: RecoveryFacts) -> None:
     if facts.start_from.discard_state:
         return
-    given_up = []
+    to_discard = []
     batch = facts.live_batch
     is_broken = facts.live is not None and facts.live.status is LiveStatus.BROKEN
     if batch is not None or is_broken:
         known = "" if batch is None else f", after batch {batch}"
-        given_up.append(f"the live directory {facts.stream.live_directory}{known}")
-    given_up += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
+        to_discard.append(f"the live directory {facts.stream.live_directory}{known}")
+    to_discard += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
     origin = facts.stream.origin
-    if not given_up and origin is not None and origin.kind is not OriginKind.EMPTY:
-        given_up.append(
+    if not to_discard and origin is not None and origin.kind is not OriginKind.EMPTY:
+        to_discard.append(
             f"the state from which {facts.stream.live_directory} was created: {origin.location or origin.kind}"
         )
     is_unknown = bool(facts.unknown.directories or facts.unknown.snapshots)
-    if not given_up and not is_unknown:
+    if not to_discard and not is_unknown:
         return
     raise StateAtRiskError(
         f"Stream {facts.stream.stream_id!r} is not started empty, nothing was changed: that start would discard all "
         "its state and roll file sinks back to before their first batch. Later recoveries could not return to:\n"
-        f"{(_listed(given_up) if given_up else _all_that_is_there(facts))}\n"
+        f"{(_listed(to_discard) if to_discard else _all_that_is_there(facts))}\n"
         "To discard it, confirm with discard_state=true. To continue instead, start from latest or from one of these."
     )
 

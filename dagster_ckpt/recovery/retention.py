@@ -149,7 +149,7 @@ def subsumption(
     for each in (restorable, _not_broken(restorable)):
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(each)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-    in_use, to_start = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
+    in_use, to_start = set(protected), {_rollback_snapshot(stream), _snapshot_of_previous_driver(stream)}
     to_start.add(newest_without_undone(stream.catalog, stream.stream_id, restorable))
     needed |= {
         snapshot.snapshot_id: KeptBecause.IN_USE
@@ -381,19 +381,22 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     if dry_run:
         under_way = attempts_under_way(stream)
         would = stream.store.sweep(
-            older_than_ms=older_than_ms, under_way=under_way, dry_run=True, savepoint_folders=_target_folders(stream)
+            older_than_ms=older_than_ms,
+            under_way=under_way,
+            dry_run=True,
+            savepoint_folders=_folders_of_failed_savepoints(stream),
         )
         names = tuple(describe_snapshot(snapshot) for snapshot in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     settled = tuple(settle_while_stopped(stream))
     report = discard(stream, interrupted, reason="interrupted deletion", lease=None)
     gone = delete_forgotten_live_directories(stream)
-    under_way, folders = attempts_under_way(stream), _target_folders(stream)
+    under_way, folders = attempts_under_way(stream), _folders_of_failed_savepoints(stream)
     swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, savepoint_folders=folders))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 
-def _target_folders(stream: StreamHandle) -> list[str]:
+def _folders_of_failed_savepoints(stream: StreamHandle) -> list[str]:
     failed = stream.catalog.snapshots.of_stream(
         stream.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.FAILED
     )
@@ -425,7 +428,7 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
 
 
-def _of_code_before(stream: StreamHandle) -> str | None:
+def _snapshot_of_previous_driver(stream: StreamHandle) -> str | None:
     """Return the snapshot that a rollback to the previous driver restores, if that can be launched again."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     before = predecessor(stream.catalog, stream.stream_id) if latest is not None and latest.is_launched else None
@@ -441,7 +444,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
         if snapshot.execution_id is None and _is_held(stream, snapshot):
             continue
         try:
-            found = _found(stream, snapshot)
+            found = _stored_snapshot(stream, snapshot)
         except StorageAccessError:
             if TARGET_DIRECTORY not in snapshot.properties:
                 raise
@@ -532,23 +535,23 @@ def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
     return [
         (location, snapshot)
         for location, snapshot in stored
-        if snapshot is not None and _is_at(stream, snapshot, location) is not None
+        if snapshot is not None and _manifest_at(stream, snapshot, location) is not None
     ]
 
 
-def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
+def _stored_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:
         places = stream.store.savepoints(snapshot.properties.get(TARGET_DIRECTORY))
     for location in places:
-        manifest = _is_at(stream, snapshot, location)
+        manifest = _manifest_at(stream, snapshot, location)
         if manifest is not None and not stream.store.verify(location, deep=False):
             return location, manifest
     return None
 
 
-def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
+def _manifest_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
     # A damaged file or unknown format must not block a start; storage that is out of reach does.
     manifest = readable_manifest(stream, location)
     return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

@@ -174,7 +174,7 @@ def proposed_mapping(was: Mapping[str, ReadSource], now: Mapping[str, SourceIden
 
 def _fits(was: ReadSource, now: SourceIdentity) -> bool:
     is_known = was.identity is not None or bool(was.files or was.topics or was.table_id)
-    return is_known and not any(is_refused for _, is_refused in _in(was, now))
+    return is_known and not any(is_refused for _, is_refused in _differences_of(was, now))
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
@@ -282,12 +282,13 @@ def source_differences(
             found.append(SourceDifference(key, *described, "", is_refused=not is_new_name))
             continue
         found += [
-            SourceDifference(key, str(before), str(after), why, is_refused) for why, is_refused in _in(before, after)
+            SourceDifference(key, str(before), str(after), why, is_refused)
+            for why, is_refused in _differences_of(before, after)
         ]
     return tuple(found)
 
 
-def _in(was: ReadSource, now: SourceIdentity) -> Iterator[tuple[str, bool]]:
+def _differences_of(was: ReadSource, now: SourceIdentity) -> Iterator[tuple[str, bool]]:
     before = was.identity
     kind = before.kind if before is not None else was.kind
     if kind is not None and kind != now.kind:

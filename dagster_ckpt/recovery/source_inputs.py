@@ -165,7 +165,7 @@ class _Again:
         after = dict.fromkeys(offsets, -1) if goes_back else first
         in_live = [_files_in(directory, after) for directory in directories]
         stored = _snapshot_logs(stream, plan)
-        logs = [*(each for each in in_live if each is not None), stored, *(_in(batch.files) for batch in planned)]
+        logs = [*(each for each in in_live if each is not None), stored, *(_logs_in(batch.files) for batch in planned)]
         origin = stored if plan.snapshot is not None else next((each for each in in_live if each is not None), {})
         kept = {
             key: [each for each in origin.get(key, ()) if position is not None and each.position <= position]
@@ -326,7 +326,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
     if plan.snapshot is None:
         return {}
     location = snapshot_location(plan.snapshot)
-    return _in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
+    return _logs_in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
@@ -336,7 +336,7 @@ def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | No
         return None
 
 
-def _in(files: Mapping[str, bytes]) -> _Files:
+def _logs_in(files: Mapping[str, bytes]) -> _Files:
     logs: dict[str, dict[str, bytes]] = defaultdict(dict)
     for path, data in files.items():
         place, _, source = path.rpartition("/")[0].rpartition("/")

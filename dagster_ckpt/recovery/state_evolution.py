@@ -167,8 +167,8 @@ def evolve(
             pairs = zip(range(old_from, old_to), range(new_from, new_to), strict=True)
             found += [_changed(old[was], new[now], was, now) for was, now in pairs]
             continue
-        found += [_one(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
-        found += [_one(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
+        found += [_added_or_removed(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
+        found += [_added_or_removed(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
     found = list(_with_doubts(found, before, after))
     for rule in rules:
         found = list(_with_rule(found, rule, before, after))
@@ -206,7 +206,7 @@ def _place(plan: PlanDescription, named: int | str, where: str) -> int:
     return found[0]
 
 
-def _one(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
+def _added_or_removed(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
     if operator.kind == LIMIT_KIND:
         return Decision(Fate.REFUSE, operator, was, now, f"{why}: the counter of a limit cannot be read")
     if fate is Fate.ADD and operator.kind != WATERMARK:
@@ -425,24 +425,24 @@ def taken_rows(
             continue
         was, now = olds[old_number[each.was]], news[new_number[each.now]]
         if UNNAMED not in (was.name, now.name) and was.name != now.name:
-            raise _other(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
+            raise _cannot_migrate(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
         if _FAMILIES in (was.schema_version, now.schema_version):
             if (was.stores, _schemas(was)) != (now.stores, _schemas(now)):
-                raise _other(each, "its stored schemas differ, and such schemas are compared as a whole")
+                raise _cannot_migrate(each, "its stored schemas differ, and such schemas are compared as a whole")
             found[now.number] = TakenRows(was.number)
             continue
         if _types(key_columns(was.files[-1])) != _types(key_columns(now.files[-1])):
-            raise _other(each, "its key has other types, which decide in which partition a row is")
+            raise _cannot_migrate(each, "its key has other types, which decide in which partition a row is")
         if was.schema_version != now.schema_version and each.fate is Fate.MIGRATE:
-            raise _other(each, "its stored schema has another version")
+            raise _cannot_migrate(each, "its stored schema has another version")
         old, new = value_columns(was.files[-1]), value_columns(now.files[-1])
         if each.operator.kind != AGGREGATE or each.fate is Fate.KEEP:
             if _types(old) != _types(new):
-                raise _other(each, "its values have other types")
+                raise _cannot_migrate(each, "its values have other types")
             found[now.number] = TakenRows(was.number)
             continue
         if now.name not in _AGGREGATION:
-            raise _other(each, "the values of session windows are not taken apart")
+            raise _cannot_migrate(each, "the values of session windows are not taken apart")
         values = _values(each, _resolved(before.operators[each.was]), _resolved(each.operator), old, new)
         found[now.number] = TakenRows(was.number, len(old), values)
     return found
@@ -518,15 +518,17 @@ def _values(
             if text not in places:
                 start = starts[index] if index < len(starts) else None
                 if start is not None and not can_begin(kind):
-                    raise _other(decision, f"{text} begins with a value of type {kind}, which cannot be written")
+                    raise _cannot_migrate(
+                        decision, f"{text} begins with a value of type {kind}, which cannot be written"
+                    )
                 if column["name"] == "isEmpty":
-                    raise _other(decision, f"{text} of type {kind} begins with a value that cannot be written")
+                    raise _cannot_migrate(decision, f"{text} of type {kind} begins with a value that cannot be written")
                 found.append(Taken(kind, None, "", start))
                 continue
             source = places[text].start + index
             was = _kind(stored[source])
             if not is_known(kind) or not (was == kind or can_widen(was, kind)):
-                raise _other(decision, f"{text} was {was} and is {kind}")
+                raise _cannot_migrate(decision, f"{text} was {was} and is {kind}")
             found.append(Taken(kind, source, was))
     return tuple(found)
 
@@ -536,18 +538,18 @@ def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping
     for text, _ in operator.values:
         buffer = _BUFFERS.get(_function(text))
         if buffer is None:
-            raise _other(decision, f"the buffer of {text} is not known")
+            raise _cannot_migrate(decision, f"the buffer of {text} is not known")
         names = buffer.names
         if names == ("sum",) and at + 1 < len(stored) and stored[at + 1]["name"] == "isEmpty":
             names = ("sum", "isEmpty")
         if tuple(column["name"] for column in stored[at : at + len(names)]) != names:
-            raise _other(decision, f"the buffer of {text} is not where it was expected")
+            raise _cannot_migrate(decision, f"the buffer of {text} is not where it was expected")
         if text in found:
-            raise _other(decision, f"{text} is there twice, under two names of a column")
+            raise _cannot_migrate(decision, f"{text} is there twice, under two names of a column")
         found[text] = slice(at, at + len(names))
         at += len(names)
     if at != len(stored):
-        raise _other(decision, f"its values have {len(stored)} fields, but {at} were expected")
+        raise _cannot_migrate(decision, f"its values have {len(stored)} fields, but {at} were expected")
     return found
 
 
@@ -567,7 +569,7 @@ def _types(columns: Sequence[Mapping[str, Any]]) -> list[str]:
     return [_NULLABLE.sub("", str(each["type"])) for each in columns]
 
 
-def _other(decision: Decision, why: str) -> StateRewriteError:
+def _cannot_migrate(decision: Decision, why: str) -> StateRewriteError:
     return StateRewriteError(
         f"The state of the {describe_operator(decision.operator)} cannot be migrated: {why}. {_ADVICE}"
     )

@@ -123,22 +123,18 @@ def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
 
     Without a mapping, changed sources get the steps of the one that a refused start proposes.
     """
-    found, mapping = judgement, judgement.mapping
-    options: dict[str, str | bool | int] = {}
-    if mapping is None and found.refused:
-        mapping = found.proposed
-        options = {"map_sources": str(mapping)}
-    elif mapping is not None:
-        options = {"map_sources": str(mapping)}
+    mapping = judgement.mapping
+    if mapping is None and judgement.refused:
+        mapping = judgement.proposed
     if mapping is None:
-        reasons = {each.source: str(each) for each in found.differences}
-        return tuple(
-            Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in {**found.read, **found.now}
-        )
-    return tuple(_mapped(found, mapping, options))
+        reasons = {each.source: str(each) for each in judgement.differences}
+        sources = {**judgement.read, **judgement.now}
+        return tuple(Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in sources)
+    return tuple(_mapped(judgement, mapping))
 
 
-def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str, str | bool | int]) -> Iterator[Step]:
+def _mapped(found: SourceJudgement, mapping: SourceMapping) -> Iterator[Step]:
+    options = {"map_sources": str(mapping)}
     refused = {each.source: str(each) for each in found.differences if each.is_refused} if found.mapping else {}
     for source in in_order(mapping.sources):
         what = str(found.now.get(source, "unknown"))

@@ -68,9 +68,9 @@ def diagnose_live_directory(
 
     `deep` also reads every state file that a resume needs, which costs as much as loading the state.
     """
-    snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
+    snapshot, query_id = _reference(stream, record, live, is_own=is_own)
     # Before the directory is read, where a query may still run.
     newest = _newest_taken_from(stream, record, live) if is_own else None
     diagnosis = diagnose(
@@ -111,12 +111,12 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
 
-def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
+def _reference(
+    stream: StreamHandle, record: StreamRecord, live: LiveDirectory, *, is_own: bool
+) -> tuple[KnownSnapshot | None, str | None]:
     """Return the newest snapshot whose files must be in the directory, and the query id expected there."""
-    record = stream.catalog.streams.get(stream.stream_id)
     metadata, commit = live_metadata(live), live.positions().commit
     rewrite_id, query_id = (metadata.rewrite_id, metadata.id) if metadata is not None else (None, None)
-    is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         # On another timeline, batches had other results. A foreign directory may be a copy of anything.

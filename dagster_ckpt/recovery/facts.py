@@ -64,8 +64,8 @@ def recovery_facts(
         state = (examiner or Examiner(stream)).state_of(live, state, deep=deep)
     damaged_logs = damaged_sink_logs(stream, record, output, live)
     if damaged_logs and state is not None and state.status is LiveStatus.GOOD:
-        told = "; ".join(f"the log of {each.folder} is damaged: {each.found}" for each in damaged_logs)
-        state = replace(state, status=LiveStatus.BROKEN, reason=f"{state.reason.rstrip('.')}, but {told}")
+        damage = "; ".join(f"the log of {each.folder} is damaged: {each.found}" for each in damaged_logs)
+        state = replace(state, status=LiveStatus.BROKEN, reason=f"{state.reason.rstrip('.')}, but {damage}")
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
@@ -165,7 +165,7 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         if manifest is not None and manifest.header.stream_id == stream.stream_id:
             snapshots.append(f"savepoint {location}")
             sinks += _sinks(manifest)
-    logs = [told for sink in distinct(sinks) if not sink.knows_queries and (told := _log(sink)) is not None]
+    logs = [log for sink in distinct(sinks) if not sink.knows_queries and (log := _log(sink)) is not None]
     return UnknownState(directories, snapshots, logs)
 
 

@@ -251,10 +251,8 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
             return _from_point(facts, why, point, tuple(over))
         cost = facts.batches_since(point.batch_id), facts.time_since(point.snapshot)
         over.append(PassedPoint(_describe_point(point), bad, *cost))
-    if points:
+    if points or passed:
         raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
-    if passed:
-        raise RecoveryExhaustedError(_exhausted(facts, why, over, 0))
     return _without_a_point(facts, why)
 
 
@@ -288,10 +286,8 @@ def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
 
 
 def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
-    if facts.damaged_logs:
-        lacking = _lacks_logs(facts, point)
-        if lacking is not None:
-            return lacking
+    if facts.damaged_logs and (lacking := _lacks_logs(facts, point)) is not None:
+        return lacking
     # A user may try it, since it may have been repaired and digests are compared.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"

@@ -123,8 +123,7 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
 
 
 def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
-    batch_id = -1 if point.batch_id is None else point.batch_id
-    place = next((at for at, other in enumerate(points) if batch_of(other) < batch_id), len(points))
+    place = next((at for at, other in enumerate(points) if batch_of(other) < batch_of(point)), len(points))
     points.insert(place, point)
 
 

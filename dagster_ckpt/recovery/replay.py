@@ -117,7 +117,7 @@ def lost_batches(
     if facts.live_batch is not None:
         had.append(facts.live_batch)
     batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
-    in_flight = next((batch for batch in planned[len(batches) :]), None)
+    in_flight = next(iter(planned[len(batches) :]), None)
     is_in_part = in_flight is not None and any(
         _has_parts(sink) and _newest_whole(sink, query_id) == in_flight.batch_id - 1 for sink in sinks
     )

@@ -84,8 +84,7 @@ class Survey:
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        told = [_forecast(each, self.aim) for each in self.judgements]
-        return [each for each in told if each is not None]
+        return [found for each in self.judgements if (found := _forecast(each, self.aim)) is not None]
 
     def refuse(self, stream_id: str) -> None:
         _refuse(
@@ -99,9 +98,9 @@ class Survey:
 def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
     refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
     if refused:
-        told = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
+        reasons = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
         advised = dict.fromkeys(_advice(each, advice) for each in refused)
-        raise SharedSinkError(f"{what} {told} {' '.join(advised)}")
+        raise SharedSinkError(f"{what} {reasons} {' '.join(advised)}")
 
 
 def _advice(judgement: Judgement, otherwise: str) -> str:
@@ -411,9 +410,14 @@ def _forecast_missing_batches(
     properties: Mapping[str, Any] | None = None
     if aim.start is Start.TO_SNAPSHOT and aim.location is not None:
         properties = stream.store.manifest(aim.location).header.properties
-    sinks = _written(stream, output) if properties is None else sinks_in(properties)
     described = described_sink(output)
-    told = []
+    if properties is not None:
+        sinks = sinks_in(properties)
+    elif described is not None:
+        sinks = [described]
+    else:
+        sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    forecasts = []
     for sink in sinks:
         known = known_of_executions(executions, sink)
         then = known_in(properties, sink) if properties is not None else None
@@ -424,8 +428,8 @@ def _forecast_missing_batches(
             continue
         forecast = _missing(stream, sink, known, aim.batch_id, output=output, replay=replay)
         if forecast is not None:
-            told.append(forecast)
-    return tuple(told)
+            forecasts.append(forecast)
+    return tuple(forecasts)
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
@@ -465,11 +469,6 @@ def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput |
             "should write there, start this one once with accept_loss.",
         ),
     )
-
-
-def _written(stream: StreamHandle, output: NamedOutput | None) -> Sequence[Sink]:
-    described = described_sink(output)
-    return [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
 
 
 def _missing(

@@ -330,7 +330,7 @@ def _files(was: ReadSource, now: SourceIdentity) -> str | None:
 def _kafka(was: ReadSource, now: SourceIdentity) -> str | None:
     before = was.identity.identity if was.identity is not None else {}
     known = [each for each in (before.get(TOPICS) or "").split(",") if each]
-    read = sorted({*was.topics, *known} if not was.topics else {*was.topics})
+    read = sorted(set(was.topics or known))
     named, pattern = (now.identity.get(TOPICS) or "").split(","), now.identity.get(PATTERN)
     left = [each for each in read if each not in named and not (pattern and may_match(pattern, each))]
     if left:

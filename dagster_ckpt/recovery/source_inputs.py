@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.pending_restore import ToBatch, ToSnapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import snapshot_location
@@ -186,7 +185,7 @@ class _Again:
         return cls(
             offsets=offsets,
             goes_back=rewinds,
-            is_named=is_good or until is None or _covers(planned, base, until),
+            is_named=is_good or until is None or base + len(planned) >= until,
             files=files,
             kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",
@@ -345,10 +344,6 @@ def _logs_in(files: Mapping[str, bytes]) -> _Files:
     with suppress(LiveDirectoryError):
         return {source: files_in_entries(entries) for source, entries in logs.items()}
     return {}
-
-
-def _covers(planned: Sequence[PlannedBatch], base: int, until: int) -> bool:
-    return base + len(planned) >= until
 
 
 DEFAULT_MAX_AGE = "7d"

@@ -53,14 +53,15 @@ def plan_of_start(
         return resolved_offsets(stream, plan, describe)
     writer = describe() if describe is not None else None
     now = source_identities(writer) if writer is not None else None
-    if now is not None and _is_carried_out(stream, facts, keyed(now)):
-        plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
-        why = (
-            "map_sources changes nothing: the state was read by the query's sources already. If one of them is to read "
-            "from elsewhere, name the batch to go back to"
-        )
-        plan = replace(plan, reason=f"{plan.reason}; {why}")
-        return resolved_offsets(stream, plan, describe)
+    if now is not None:
+        without_mapping = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+        if _is_carried_out(stream, facts, without_mapping, keyed(now)):
+            why = (
+                "map_sources changes nothing: the state was read by the query's sources already. If one of them is to "
+                "read from elsewhere, name the batch to go back to"
+            )
+            plan = replace(without_mapping, reason=f"{without_mapping.reason}; {why}")
+            return resolved_offsets(stream, plan, describe)
     if isinstance(plan, FinishRestore):
         raise OptionError(
             f"map_sources cannot be used yet: stream {stream.stream_id!r} has an unfinished restore, rewind or fork. "
@@ -79,8 +80,9 @@ def plan_of_start(
     return resolved_offsets(stream, replace(plan, sources=found), describe)
 
 
-def _is_carried_out(stream: StreamHandle, facts: RecoveryFacts, now: Mapping[str, SourceIdentity]) -> bool:
-    plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+def _is_carried_out(
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, now: Mapping[str, SourceIdentity]
+) -> bool:
     batch_id = state_batch(stream, plan)
     if batch_id is None:
         return False

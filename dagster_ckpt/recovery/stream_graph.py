@@ -226,14 +226,12 @@ def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
 
 def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | None = None) -> RecoveryLine:
     readers = {edge.reader for edge in graph.edges}
-    points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
-    return recovery_line(
-        graph.order, points | {stream: [point] for stream, point in (given or {}).items()}, graph.edges
-    )
-
-
-def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
-    return [point_of(catalog, each, reads=reads) for each in catalog.snapshots.restorable(stream_id)]
+    points = {
+        stream: [point_of(catalog, each, reads=stream in readers) for each in catalog.snapshots.restorable(stream)]
+        for stream in graph.order
+    }
+    points |= {stream: [point] for stream, point in (given or {}).items()}
+    return recovery_line(graph.order, points, graph.edges)
 
 
 def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) -> Point:

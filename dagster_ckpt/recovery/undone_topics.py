@@ -111,8 +111,9 @@ def _ahead(
     planned = positions.offset if positions.offset != positions.commit else None
     ends = _offsets(live, planned, edge.source, sink) if planned is not None else None
     found = next_read(read, ends, written.undone)
-    if (found.up_to or found.behind) and other_writers(edge, to_stream):
-        found = NextRead(obstacle=f"{other_writers(edge, to_stream)[0]} writes to the topic too")
+    others = other_writers(edge, to_stream) if found.up_to or found.behind else []
+    if others:
+        found = NextRead(obstacle=f"{others[0]} writes to the topic too")
     return _Ahead(edge, sink.topic.topic, read, found) if found != NextRead() else None
 
 

@@ -1,7 +1,6 @@
 """Adopting: a stream continues the query of a checkpoint directory of plain Spark, with its id and sinks.
 
-It only reads the directory and takes the first snapshot; the query may run until the next start fences it. See "An
-adopted directory" in docs/internals.md.
+See "An adopted directory" in docs/internals.md.
 """
 
 from __future__ import annotations

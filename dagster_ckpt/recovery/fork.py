@@ -51,7 +51,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 @dataclass(frozen=True)
 class Fork:
-    """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
+    """A stream forked from another one, perhaps by an import.
 
     `outputs` maps folders of the original's file sinks to those with a copy of their rows. The fork must not write to
     `parent_outputs`.

@@ -157,7 +157,7 @@ class MappedSources:
 
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
-    """Go back to a point, passing better ones (`passed`, best first).
+    """Go back to a point, passing over better ones (`passed`, best first).
 
     Without `source_offsets`, Kafka sources continue at the point's offsets; without `sources`, they do not change.
     """
@@ -216,7 +216,6 @@ class RestoreAndReplay(_Plan):
     """Restore a snapshot and replay the lost batches (`replay.py`).
 
     Attributes:
-        to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
         directory: Where the batches were replayed; None if not yet.
     """
@@ -249,7 +248,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """State in the folders of a stream that the catalog does not know; `sinks` are logs of file sinks."""
+    """State in a stream's folders that its catalog does not know; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -264,7 +263,7 @@ class UndoneReads:
     """Rows that the stream has read, and that a stream upstream has undone since its last start.
 
     Attributes:
-        points: What such rows each point has read; empty if the stream need not go back.
+        points: What each point has read of them; empty if the stream need not go back.
         free: Points that have read none.
         reads: What a start records of the upstream streams.
         went_back: Whether an upstream stream went back without acceptance.
@@ -302,7 +301,7 @@ class RecoveryFacts:
         is_automatic: No user requested this start, so snapshots known to be broken are not tried.
             depth: How many points besides the live directory count; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
-            without_input: What is gone of the input of points.
+            without_input: What is gone, by each point that would read it.
             damaged_logs: Logs of file sinks that only a snapshot brings back.
     """
 

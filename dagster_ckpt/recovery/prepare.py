@@ -289,7 +289,7 @@ class _Preparation:
             else:
                 self._clone(record.live_directory, building)
             if isinstance(record.pending_restore, Forked):
-                # Killed in its first batch, perhaps; a restore rolls sinks back anyway.
+                # A restore rolls its sinks back anyway.
                 building.check_in_flight(self.sinks.to_settle, roll_back_tables=self.stream.options.roll_back_tables)
             origin = StateOrigin.of_directory(record.live_directory, live.positions().commit, record.origin)
         return self.stream.catalog.streams.switch_live_directory(

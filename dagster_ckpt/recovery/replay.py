@@ -196,11 +196,10 @@ def _has_parts(sink: Sink) -> bool:
 
 @dataclass(frozen=True)
 class ReplayPoint:
-    """A state that exists in `live`, in `snapshot`, or as no state before the first batch, and the way to a batch.
+    """A state in `live` or `snapshot`, or none before the first batch, with the batches up to the one to replay.
 
     Attributes:
         after: The batch of the state; -1 is before the first.
-        batches: The plans of later batches, up to the one to replay.
     """
 
     after: int

@@ -487,7 +487,7 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 
 
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
-    """A process that could not hold its savepoint in time finds it settled, and reports that."""
+    """Whether an attempt is held or still young; a process that holds it later reports that it was settled."""
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 

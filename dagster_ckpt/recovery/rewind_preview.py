@@ -372,7 +372,7 @@ def _rows(
         return RowCount(0, is_exact=True)
     if apart is not None and apart.sources and all(source.rows is not None for source in apart.sources):
         return RowCount(sum(source.rows or 0 for source in apart.sources), is_exact=True)
-    # Also of subsumed snapshots.
+    # Subsumed snapshots, too: the catalog keeps their figures.
     taken = [
         snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)

@@ -59,7 +59,7 @@ def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[s
     records = before.as_record(), after.as_record()
     if records[0] == records[1]:
         return ()
-    # Compare what is recorded: a part of a long description.
+    # Of a long description, only a part is recorded.
     return tuple(_differences(read_plan(records[0]) or before, read_plan(records[1]) or after))
 
 
@@ -157,7 +157,7 @@ def evolve(
 ) -> tuple[Decision, ...]:
     """Decide in the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
     numbers, after = after.numbers, after.as_described_by(before.revision)
-    # As above, what would be recorded.
+    # Of a long description, only what would be recorded can be compared.
     after = replace(read_plan(after.as_record()) or after, numbers=numbers)
     old, new = before.operators, after.operators
     found: list[Decision] = []

@@ -81,7 +81,7 @@ class Reader:
 
     @classmethod
     def of(cls, catalog: Catalog, stream: StreamRecord, sources: Mapping[str, SourceIdentity] | None = None) -> Reader:
-        """Describe a reader; `sources` are those of its query, or None for those that it has recorded."""
+        """Describe a reader; `sources` are those of its query, or None for those that earlier starts recorded."""
         found = edges_to(catalog, stream.stream_id, sources or recorded_sources(catalog, stream))
         edges = [each for each in found if each.kind is not EdgeKind.UNKNOWN]
         started = reads_in(catalog.executions.last_recovery(stream.stream_id) or {})
@@ -101,7 +101,7 @@ class Reader:
         return cls(edges, upstream, {_key(each): each for each in started or ()})
 
     def since(self, *, accepted: bool, with_unfinished: bool = False) -> set[str]:
-        """Return the upstream streams that undid rows since it started, with `accepted` also if that was accepted."""
+        """Return the upstream streams that undid rows since its start, with `accepted` also if that was accepted."""
         return {
             name
             for name, each in self.upstream.items()
@@ -167,9 +167,6 @@ def with_undone_reads(
     """Let a plan that may choose its point go back behind what streams upstream have undone since the last start.
 
     Unfinished restores, here or upstream, are left to the next start.
-
-    Args:
-        sources: Of its query, if known: a first start has recorded none, and a later one may change them.
     """
     stream = facts.stream
     reader = Reader.of(catalog, stream, sources)

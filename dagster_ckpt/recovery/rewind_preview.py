@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
@@ -379,17 +380,16 @@ def _rows(
         if snapshot.batch_id is not None and snapshot.rows is not None and snapshot.timeline == facts.stream.timeline
     ]
     taken.sort(key=lambda snapshot: snapshot.number or 0)
-    counted, before = 0, None
-    found = False
-    for snapshot in taken:
-        if before is not None and before >= to_batch and (snapshot.batch_id or 0) <= (plan.from_batch or 0):
-            counted += snapshot.rows or 0
-            found = True
-        before = snapshot.batch_id
-    if not found:
+    # A snapshot counts the rows since the previous one.
+    counted = [
+        later.rows or 0
+        for earlier, later in pairwise(taken)
+        if (earlier.batch_id or 0) >= to_batch and (later.batch_id or 0) <= (plan.from_batch or 0)
+    ]
+    if not counted:
         return RowCount(None, is_exact=False)
     ends = {snapshot.batch_id for snapshot in taken}
-    return RowCount(counted, is_exact=plan.from_batch in ends and to_batch in ends)
+    return RowCount(sum(counted), is_exact=plan.from_batch in ends and to_batch in ends)
 
 
 LABEL = "before-rewind-"

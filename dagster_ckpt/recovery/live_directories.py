@@ -53,7 +53,7 @@ _MADE = 100
 
 
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
-    """Delete a stream's live directories and forget the current one; return their folder, or None if nothing was there.
+    """Delete a stream's live directories and forget the current one; return their folder if they are deleted.
 
     A directory elsewhere stays: it was adopted, or belongs to the original of a copied catalog. So does a folder that
     another deployment uses now. A previous holder that may be alive is fenced first. Fenced directories stay, or its

@@ -143,7 +143,7 @@ class _Preparation:
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
         if is_fork:
-            # It may have been killed in its first batch.
+            # The fork may have been killed in its first batch.
             self._settle_batch_in_flight(live)
         else:
             self.stream.catalog.streams.restore_finished(self.lease.record)
@@ -314,7 +314,7 @@ class _Preparation:
             self.lease.record,
             live.url,
             origin=StateOrigin.empty(self.record.live_directory),
-            # What earlier executions wrote, too: a file sink skips batch numbers that it knows.
+            # Hide what earlier executions wrote, too: a file sink skips batch numbers that it knows.
             pending_restore=Emptied(
                 sinks=tuple(sinks_written(stream)),
                 query_ids=tuple(query_ids_of(stream)),

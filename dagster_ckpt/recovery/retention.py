@@ -61,7 +61,7 @@ from dagster_ckpt.stream.snapshots import (
 )
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 
-# Far longer than the default timeout of an attempt, 10 minutes.
+# Far above the default timeout of an attempt.
 ORPHAN_AGE_MS = 6 * 3_600_000
 
 
@@ -187,7 +187,7 @@ def _objects_at(store: SnapshotStore, location: str) -> Mapping[str, int]:
 
 
 def objects_of(store: SnapshotStore, location: str) -> Mapping[str, int]:
-    """Return a snapshot's bytes in each data object and in its metadata; empty if it cannot be read."""
+    """Return how many bytes a snapshot has in each data object and its metadata; empty if it cannot be read."""
     try:
         return _objects_at(store, location)  # type: ignore[arg-type]
     except CkptError:
@@ -373,7 +373,7 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Younger bytes than `older_than_ms` stay, as of `Client.sweep`.
+    Bytes younger than `older_than_ms` stay; its default is that of `Client.sweep`.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
@@ -448,7 +448,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
         except StorageAccessError:
             if TARGET_DIRECTORY not in snapshot.properties:
                 raise
-            # Left to a later call: the stream must start even if this folder is out of reach.
+            # Left to a later call: the stream must start even if this folder is unreachable.
             continue
         if found is None:
             stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
@@ -552,6 +552,6 @@ def _stored_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[st
 
 
 def _manifest_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
-    # A damaged file or unknown format must not block a start; storage that is out of reach does.
+    # A damaged file or unknown format must not block a start; unreachable storage does.
     manifest = readable_manifest(stream, location)
     return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

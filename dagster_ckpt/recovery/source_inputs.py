@@ -69,7 +69,7 @@ _FOLDERS_LOOKED_IN = 100
 class InputStatus(StrEnum):
     """Whether a source still has what is read again.
 
-    ASKED_BY_START: The start asks Kafka, Delta and Iceberg, and is refused without it.
+    ASKED_BY_START: The start asks Kafka, Delta or Iceberg, and is refused if it is gone.
     REPEATED: The source also has files that were read before, and would be read once more.
     """
 

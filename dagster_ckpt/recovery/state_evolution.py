@@ -278,7 +278,7 @@ def _unqualified(text: str) -> str:
 
 
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
-    """Return definitions by name, in lower case, as Spark does not distinguish."""
+    """Return definitions by name, in lower case, as Spark ignores case."""
     found: dict[str, tuple[str, ...]] = {}
     for name, text in operator.definitions:
         found[name.casefold()] = (*found.get(name.casefold(), ()), text)
@@ -561,7 +561,7 @@ def _kind(column: Mapping[str, Any]) -> str:
     return str(column["type"])
 
 
-# Releases of Spark differ in it.
+# Releases of Spark differ in nullability.
 _NULLABLE = re.compile(r"'(nullable|containsNull|valueContainsNull)': (True|False)")
 
 

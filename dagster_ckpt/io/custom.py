@@ -22,7 +22,7 @@ class StoredObject:
 
     Attributes:
         name: POSIX path without a leading slash.
-        changed_at_ms: When it was put, ms since the epoch. A sweep keeps younger objects than its minimum age.
+        changed_at_ms: When it was put, in ms since the epoch; clean-up spares young objects.
     """
 
     name: str
@@ -34,32 +34,32 @@ class CustomFileIO(FileIO):
     """A flat storage of named objects, such as a table of blobs or a service of yours.
 
     Implement `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`. It is called with
-    `stream_id` and the settings for each stream that is opened; all streams share the storage. Several threads call the
-    methods concurrently.
+    `stream_id` and the settings for each stream; all streams share the storage. Several threads call the methods
+    concurrently.
 
     Users see any exception as a StorageAccessError that names the object. Data objects have up to 64 MB, or the size of
     the largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy
     an object itself.
 
     Attributes:
-        url: Of your choice, with a scheme and a host, such as "blobs://orders", for locations of snapshots.
+        url: The root of snapshot locations, with a scheme and host of your choice, such as "blobs://orders".
     """
 
     @abstractmethod
     def put(self, name: str, data: BinaryIO) -> None:
-        """Store an object atomically and durably. It may replace an existing one."""
+        """Store an object atomically and durably, replacing any of that name."""
 
     @abstractmethod
     def get(self, name: str) -> bytes:
-        """Raises FileNotFoundError if no object has this name."""
+        """Return the content of an object, or raise FileNotFoundError."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """A missing object is not an error."""
+        """Delete an object if it exists."""
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:
-        """All objects whose names begin with a prefix, in any order, including those that were just put."""
+        """Return the objects whose names begin with a prefix, in any order, including those just put."""
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
         with accessing("list", f"{self.url}/{path}"):
@@ -67,7 +67,7 @@ class CustomFileIO(FileIO):
         return entries_below(path, statuses, hidden=hidden)
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:  # noqa: ARG002
-        """Override this if your storage can fetch a part of an object."""
+        """Override this if your storage can fetch part of an object."""
         with accessing("read", f"{self.url}/{path}"):
             return io.BytesIO(self.get(path))
 
@@ -88,7 +88,7 @@ class CustomFileIO(FileIO):
                 self.put(path, cast("BinaryIO", spool))
 
     def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
-        """Override this if your storage can refuse to replace an object at the moment of the put."""
+        """Override this if your storage can refuse atomically to replace an object."""
         data = b"".join(chunks)
         before_visible()
         if not replace and self.size(path) is not None:

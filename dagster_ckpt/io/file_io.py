@@ -1,4 +1,4 @@
-"""`FileIO`: a tree of files on any storage, how its failures are reported, and work on files in several threads."""
+"""`FileIO`: a tree of files on any storage; how its failures are reported; work in threads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ CancelCheck = Callable[[], None]
 
 
 def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCheck], Result]) -> list[Result]:
-    """In up to `count` threads, with the results in the order of the inputs.
-
-    Raises the error of the task that failed first; a single task runs in the caller's thread.
-    """
+    """Call `work` for each part in up to `count` threads; if one fails, cancel the others and raise its error."""
     failed = False
 
     def check_canceled() -> None:
@@ -46,7 +43,6 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    # Errors of canceled tasks come last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]
@@ -66,22 +62,17 @@ def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
 
 
 class FileVersion(NamedTuple):
-    """Changes when another file replaces a file.
-
-    Attributes:
-        token: Device, inode and modification time, or an object store's entity tag or generation. None: nothing
-            reliable.
-    """
+    """`token` is device, inode and modification time, or an object store's entity tag or generation, if known."""
 
     size: int
     token: str | None
 
 
 class FileStatus(NamedTuple):
-    """Times are ms since the epoch by the storage's clock; None if it has none.
+    """Version and times of a file, in ms since the epoch by the storage's clock; None if it has none.
 
     Attributes:
-        changed_at_ms: When its content was written, or when an older file got this name (by a hard link).
+        changed_at_ms: When its content was written, or when a hard link gave it this name.
     """
 
     version: FileVersion
@@ -94,7 +85,7 @@ Look = tuple[FileVersion, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`status` may look up the file on first use, and raises FileNotFoundError if it is gone."""
+    """A name in a directory; `status` raises FileNotFoundError if the file is gone by then."""
 
     name: str
     is_directory: bool
@@ -117,7 +108,6 @@ class Listing:
         return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
-        """Raises FileNotFoundError."""
         entry = self._entries.get(name)
         if entry is None:
             raise FileNotFoundError(name)
@@ -127,8 +117,7 @@ class Listing:
 Hook = Callable[[], None]
 
 
-def no_op() -> None:
-    """The default for a callback."""
+def no_op() -> None: ...
 
 
 class FileIO(ABC):
@@ -150,20 +139,19 @@ class FileIO(ABC):
 
     @abstractmethod
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Including names just written; empty if the directory does not exist.
+        """List a directory, with names just written; empty if it does not exist.
 
         Args:
-            hidden: Also names that begin with a dot: Spark's unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
+            hidden: Include names that begin with a dot: Spark's unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
                 `.crc` files. Neither belongs in a copy: a stale `.crc` makes Hadoop reject a good file.
         """
 
     @abstractmethod
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """As a seekable stream; `part` is the range that will be read."""
+        """Open a seekable stream; only the range `part` is read, if given."""
 
     @abstractmethod
-    def status(self, path: str) -> FileStatus:
-        """The status of a file."""
+    def status(self, path: str) -> FileStatus: ...
 
     def version(self, path: str) -> FileVersion:
         return self.status(path).version
@@ -185,7 +173,7 @@ class FileIO(ABC):
             return stream.read(at_most)
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """The version may be older than the content."""
+        """Return content and version of a file; the version may be older."""
         version = self.version(path)
         return self.read(path), version
 
@@ -194,7 +182,7 @@ class FileIO(ABC):
         paths: Sequence[str],
         at_most: int,  # noqa: ARG002 - content would cost a request
     ) -> Sequence[Look]:
-        """With content if it has at most `at_most` bytes and costs no extra request."""
+        """Return versions, with content that has at most `at_most` bytes and costs no extra request."""
 
         def look(path: str, check_canceled: CancelCheck) -> Look:
             check_canceled()
@@ -217,7 +205,7 @@ class FileIO(ABC):
 
     @abstractmethod
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """The file is durable when the context exits without an error."""
+        """Write a new file, which is durable once the context exits without an error."""
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
@@ -225,37 +213,36 @@ class FileIO(ABC):
 
         Args:
             chunks: If they raise, nothing is written.
-            replace: False: FileExistsError if the file exists; one of several concurrent writers wins wherever the
-                storage can tell.
+            replace: False raises FileExistsError if the file exists; one of several writers wins if storage can tell.
             before_visible: Called once before the file becomes visible; if it raises, nothing is written.
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """In a tree without readers: a failure may leave a part. Durable after `flush_all`."""
+        """Write a file in a tree without readers: a failure may leave part of it. `flush_all` makes it durable."""
         self.write(path, chunks)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file atomically unless one of that name exists; read it to learn which writer won."""
+        """Write a small file atomically unless it exists; read it to learn which writer won."""
         if self.size(path) is None:
             self.write(path, [data])
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:  # noqa: ARG002
-        """Link or copy a file of another tree, which is possible within one disk or one object store.
+        """Link or copy a file within one disk or object store; return False if that is impossible.
 
-        The name is durable after a `flush` of its directory.
+        A `flush` of the directory makes the name durable.
         """
         return False
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """A missing file is not an error. A power failure may bring a file back until its directory is flushed."""
+        """Delete a file if it exists. Until its directory is flushed, a power failure may bring it back."""
 
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
-        """Does nothing in object stores: some file systems of fsspec delete a directory with its content."""
+        """Delete an empty directory of a local disk; fsspec's file systems may delete its content too."""
         return
 
     def delete_all(self) -> None:
-        """A missing tree is not an error. Of a symbolic link only the link is deleted."""
+        """Delete the tree if it exists; of a symbolic link, only the link."""
         for path, _ in self.find(hidden=True):
             self.delete(path)
 
@@ -264,22 +251,19 @@ class FileIO(ABC):
         raise StorageAccessError(f"{self.url} cannot be moved to {url}: this storage has no directories to rename.")
 
     def make(self) -> None:
-        """On a disk its name is then durable."""
+        """Create the root directory durably on a local disk; other storages need none."""
         return
 
     def flush(self, path: str) -> None:  # noqa: ARG002
-        """A file, or the names in a directory; remote storage is durable once written."""
+        """Make a file, or the names in a directory, durable. Remote storage is durable once written."""
         return
 
     def flush_all(self) -> None:
-        """The whole tree, except the root's own name; see `make` and `rename`."""
+        """Make the tree durable, except the name of its root (see `make` and `rename`)."""
         return
 
     def clock_ms(self, probe: str) -> int | None:
-        """By the clock that dates the files, ms since the epoch; None if it dates none.
-
-        Taken from a file `probe`, which is then deleted: the storage's clock may be hours off.
-        """
+        """Return the storage's time, in ms since the epoch, by writing a file `probe`; None if it dates no files."""
         self.write(probe, [b"dagster_ckpt"])
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -293,11 +277,11 @@ class FileIO(ABC):
 
     @cached_property
     def seen(self) -> dict[str, tuple[str, object]]:
-        """Most files of a running query stay unchanged: path to token and parsed value."""
+        """Parsed files by path, each with its token: most files of a running query do not change."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Large, and only useful in this process.
+        # The cache is large, and useless elsewhere.
         return {name: value for name, value in self.__dict__.items() if name != "seen"}
 
 
@@ -308,8 +292,8 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
     """Raise failures as StorageAccessError, or FileNotFoundError for a missing path to read, list or flush.
 
     Args:
-        only: The exceptions to translate. Drivers raise types without a common base class (botocore, gcsfs, ...). A
-            local disk raises only OSError, so errors of callers pass through.
+        only: What to translate: all, as drivers have no common base class; only OSError for a local disk, so that
+            callers' errors pass.
     """
 
     __slots__ = ("_only", "_verb", "_where")
@@ -331,7 +315,7 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
 
 
 def explained(verb: str, where: str, error: Exception) -> Exception:
-    """FileNotFoundError where a path to read is missing or a folder, as in an object store; else StorageAccessError."""
+    """Return FileNotFoundError if a path to read is missing or a folder; otherwise StorageAccessError."""
     if verb in _MAY_BE_MISSING and isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return FileNotFoundError(without_secrets(where))
     return StorageAccessError(
@@ -356,9 +340,9 @@ class Guarded:
         self._stream.close()
 
     def write(self, data: bytes) -> int:
-        """An unbuffered file may take the data in parts."""
         with accessing("write", self._where):
             done = 0
+            # An unbuffered file may accept only part.
             while done < len(data):
                 done += self._stream.write(memoryview(data)[done:] if done else data)
             return done

@@ -1,4 +1,4 @@
-"""`FsspecFileIO`: files of any fsspec file system. Nothing else opens fsspec."""
+"""`FsspecFileIO`: files of any fsspec file system, which no other module opens."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from dagster_ckpt.values.storage_path import fsspec_arguments, has_folders
 
 # Object stores accept parts of at least 5 MiB.
 BLOCK_BYTES = 8 * 1024 * 1024
-# Smaller files are put in one request, which costs as much time as a megabyte.
+# Smaller files take one request: each costs as much time as a megabyte.
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
-# From one snapshot to the next; as long as in AWS's driver for Java.
+# As in AWS's Java driver: a connection lasts until the next snapshot.
 IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
 # Their drivers have one connection, which threads cannot share.
@@ -56,7 +56,7 @@ class FsspecFileIO(FileIO):
         self.url = url.rstrip("/")
         self._fs, self._root = _opened(self.url, (url_to_open or url).rstrip("/"), options)
         self._has_folders = self.can_rename = has_folders(url)
-        # s3fs asks for the size first, to read parts of a large object concurrently.
+        # s3fs otherwise asks for the size first, to read parts concurrently.
         reading = inspect.signature(getattr(type(self._fs), "_cat_file", self._fs.cat_file)).parameters
         self._in_one_request = {"max_concurrency": 1} if "max_concurrency" in reading else {}
 
@@ -72,7 +72,7 @@ class FsspecFileIO(FileIO):
         entries: dict[str, Entry] = {}
         for info in infos:
             name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
-            # Some stores list the directory itself, too.
+            # Some stores list the directory itself.
             if name and str(info["name"]).strip("/") != where.strip("/") and (hidden or not name.startswith(".")):
                 entries[name] = Entry(name, info["type"] == "directory", partial(_status, info))
         return entries
@@ -85,7 +85,7 @@ class FsspecFileIO(FileIO):
             infos: dict[str, dict[str, Any]] = self._fs.find(self._at(path), detail=True)
         start = f"{self._root.strip('/')}/"
         for where, info in sorted(infos.items()):
-            # S3A keeps an empty object for a directory.
+            # S3A marks a directory with an empty object.
             if where.endswith("/"):
                 continue
             below = where.strip("/").removeprefix(start)
@@ -194,7 +194,7 @@ class FsspecFileIO(FileIO):
     def delete_all(self) -> None:
         with self._accessing("delete"), suppress(FileNotFoundError):
             if not self._has_folders and _MAGIC.search(self._root):
-                # Object stores take the name of a folder for a pattern, which others may match.
+                # fsspec would take the folder's name for a pattern, which others may match.
                 super().delete_all()
                 return
             self._fs.rm(self._root, recursive=True)
@@ -207,9 +207,9 @@ class FsspecFileIO(FileIO):
                 raise FileExistsError(target)
 
     def _renamed(self, source: str, target: str, *, replace: bool) -> bool:
-        """Returns False if the name is taken."""
+        """Return False if the name is taken."""
         if "webhdfs" in self._fs.protocol:
-            # fsspec's `mv` neither replaces a file nor raises where it does nothing, and moves into a folder.
+            # fsspec's `mv` does not replace a file, does not report that, and moves into an existing folder.
             option = "OVERWRITE" if replace else "NONE"
             try:
                 self._fs._call("RENAME", method="put", path=source, destination=target, renameoptions=option)
@@ -236,11 +236,11 @@ class FsspecFileIO(FileIO):
             shutil.copyfileobj(spool, stream, _COPIED_BYTES)
 
     def _put_new(self, where: str, data: bytes) -> bool:
-        """Returns whether the object of that name is this one."""
+        """Return whether the object of that name is now this one."""
         try:
             self._fs.pipe_file(where, data, mode="create")
         except FileExistsError:
-            # The driver repeats a request whose response was lost.
+            # The driver may have put it: it repeats a request whose response was lost.
             return self._whole(where) == data
         except (TypeError, NotImplementedError):
             # The store has no conditional put.
@@ -251,7 +251,7 @@ class FsspecFileIO(FileIO):
 
     @contextmanager
     def _spooled(self, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-        """If the input fails halfway, such as in a digest check, nothing is written."""
+        """Read the input first: if it fails halfway, as in a digest check, nothing is written."""
         with tempfile.SpooledTemporaryFile(SINGLE_PUT_BYTES) as spool:
             spool.writelines(chunks)
             yield cast("BinaryIO", spool)
@@ -273,7 +273,7 @@ class FsspecFileIO(FileIO):
         return True
 
     def _make_folder(self, where: str) -> None:
-        # An object store would only create a bucket with a misspelt name.
+        # In an object store, it would only create a misspelt bucket.
         if self._has_folders:
             self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
 
@@ -309,7 +309,7 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
         except OSError as error:
             if not url.startswith(_LIBHDFS):
                 raise
-            # The others are the hundred places in which it has looked for a library.
+            # The other lines are a hundred places where PyArrow looked for it.
             first_line = str(error).partition("\n")[0]
             raise StorageAccessError(
                 f"{url} cannot be opened by PyArrow, which needs Hadoop's libhdfs: {first_line}. Set "
@@ -321,19 +321,19 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 def _user_of_hadoop(url: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The user that Hadoop's client, and so Spark, names to HDFS; without a name, requests are those of `dr.who`."""
+    """Name the user as Hadoop's client, and so Spark, does; otherwise HDFS sees `dr.who`."""
     given = {**fsspec.config.conf.get("webhdfs", {}), **options}
     if not url.startswith("webhdfs://") or user_info(url)[1] or given.keys() & _WHO_IN_HDFS:
         return {}
     try:
         return {"user": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
     except (KeyError, OSError):
-        # A container may run under a number that has no name.
+        # A container may run under a user id without a name.
         return {}
 
 
 def _without_waiting(fs: Any) -> None:
-    """The driver asks the server before it sends the bytes of a put, and soon forgets a connection: two round trips."""
+    """Let s3fs put without asking the server first, and keep idle connections: each costs a round trip."""
     if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
         return
     try:
@@ -349,7 +349,7 @@ def _without_waiting(fs: Any) -> None:
 
 
 class _Upload:
-    """A small object takes one request, a large one is put in parts as they arrive."""
+    """Puts small objects in one request, and large ones in parts as they arrive."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs

@@ -1,7 +1,7 @@
 """Hard-link files of other trees on this machine into a new tree.
 
-Resolving two long paths takes a third of the time of a link, so the roots are opened once. One thread links and
-compares small files: such short calls would wait for each other.
+Roots are opened once, as resolving two long paths takes a third of the time of a link. One thread handles small files,
+as short calls of several wait for each other.
 """
 
 from __future__ import annotations
@@ -24,28 +24,26 @@ _UNWATCHED_FILES = 64
 
 
 class KnownFile(Protocol):
-    @property
-    def path(self) -> str:
-        """Path in its tree."""
+    """A file whose content is known: `token` as in `FileVersion`, `digest` by BLAKE3."""
 
     @property
-    def size(self) -> int:
-        """Bytes."""
+    def path(self) -> str: ...
 
     @property
-    def token(self) -> str | None:
-        """See `FileVersion.token`."""
+    def size(self) -> int: ...
 
     @property
-    def digest(self) -> str:
-        """BLAKE3 of its content."""
+    def token(self) -> str | None: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 Known = TypeVar("Known", bound=KnownFile)
 
 
 class Linker:
-    """The new tree is created if needed. Not thread-safe."""
+    """Creates the tree if needed. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,12 +68,12 @@ class Linker:
         by_version: Callable[[Known], bool],
         watch: Callable[[], None] = no_op,
     ) -> list[Known]:
-        """Link those files whose content is the known one; returns the others.
+        """Link the files that still have their known content, and return the others.
 
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            by_version: Whether length and token are enough; the digest is compared otherwise.
+            by_version: Whether length and token prove the content; otherwise its digest is compared.
         """
         self._make({_directory(file.path) for file in files})
         try:
@@ -190,5 +188,4 @@ def _has_content(root: int, file: KnownFile) -> bool:
         finally:
             os.close(descriptor)
     except OSError:
-        # It is read from the snapshot instead.
         return False

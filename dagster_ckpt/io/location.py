@@ -68,7 +68,7 @@ def folder_of(url: str) -> Folder:
 
 
 def same_folder(one: str, other: str) -> bool:
-    """In any spelling: Spark writes `file:/a` where a user writes `/a`."""
+    """Whether two locations are one folder, in any spelling: Spark writes `file:/a` for `/a`."""
     return folder_of(one).name == folder_of(other).name
 
 
@@ -77,7 +77,7 @@ def folders_overlap(one: str, other: str) -> bool:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Or is the same. Neither needs to exist; links are followed."""
+    """Whether a folder is inside another one or the same. Neither needs to exist; links are followed."""
     return folder_of(outer).name in folder_of(inner).within
 
 

@@ -14,7 +14,7 @@ from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Hook
 
 
 class MemoryFileIO(FileIO):
-    """Lost when the process ends. The URL is a name for messages."""
+    """Lost when the process ends. The URL is only a name for messages."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -79,7 +79,7 @@ def _same(status: FileStatus) -> FileStatus:
 
 
 def entries_below(path: str, statuses: Mapping[str, FileStatus], *, hidden: bool) -> dict[str, Entry]:
-    """Directories are only parts of names."""
+    """List a directory of a flat storage, where directories are only parts of names."""
     start = f"{path}/" if path else ""
     found: dict[str, Entry] = {}
     for name, status in statuses.items():

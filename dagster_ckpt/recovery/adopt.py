@@ -1,7 +1,6 @@
-"""Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
+"""Adopting: a stream continues the query of a checkpoint directory of plain Spark, with its id and sinks.
 
-Adopting only reads, and takes the first snapshot; the query may keep running until the next start fences it. See "An
-adopted directory" in docs/internals.md.
+See "An adopted directory" in docs/internals.md.
 """
 
 from __future__ import annotations
@@ -64,8 +63,6 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
-    """Without a `snapshot`, a dry run."""
-
     stream_id: str
     found: CheckpointDescription
     diagnosis: Diagnosis
@@ -101,14 +98,9 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    Until that start, adopting may be repeated, also with other options. An interrupted adoption refuses every start
-    until it is repeated or dropped (`undo_adoption`).
-
-    Args:
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's
-            name, such as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
-            restored exactly.
-        in_place: Continue in the directory itself, not in a copy.
+    Until then, it may be repeated, also with other options. An interrupted adoption blocks every start until it is
+    repeated or dropped (`undo_adoption`). If `sinks` names its file sink, the first snapshot can be restored exactly.
+    The other arguments are those of `Client.adopt`.
     """
     live = LiveDirectory(checkpoint_location)
     _refuse_managed(stream, live)
@@ -171,7 +163,7 @@ def _register(
             )
             _switch(stream, lease, live, sinks, snapshot, in_place=in_place)
         except BaseException:
-            # If this fails too, every start is refused until the adoption is repeated or dropped.
+            # If this fails too, the adoption blocks every start.
             with suppress(CkptError):
                 _drop_unfinished(stream, lease)
             raise
@@ -179,10 +171,7 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, given: str | None = None, *, origin: str) -> list[str]:
-    """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages.
-
-    `given`: the directory that the user means.
-    """
+    """Drop an adoption that no start has taken over, with its snapshots, and return messages; may be repeated."""
     catalog = stream.catalog
     adopted = _adopting(catalog.streams.get(stream.stream_id))
     if given is not None and not same_folder(given, adopted):
@@ -222,7 +211,6 @@ def _adopting(record: StreamRecord) -> str:
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
-    """An earlier, finished adoption stays as it was."""
     catalog = stream.catalog
     pending = catalog.streams.get(stream.stream_id).pending_restore
     if not isinstance(pending, Adopting):
@@ -350,10 +338,7 @@ def _parent(folder: str) -> str:
 
 
 def _query_folder(directory: str) -> str:
-    """Declarative Pipelines number the directories of a flow, and continue in the highest one.
-
-    Elsewhere numbered folders may belong to different queries.
-    """
+    """Return what names the query: Declarative Pipelines continue a flow in its highest numbered directory."""
     *above, name = directory.rstrip("/").split("/")
     return _parent(directory) if name.isdecimal() and "_checkpoints" in above else directory
 
@@ -391,7 +376,7 @@ def _sink(place: str) -> Sink:
 
 
 def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
-    """Its log names no query, so it must match this query's positions."""
+    """Refuse a file sink whose log, which names no query, does not match this query's positions."""
     if not isinstance(sink, FileSink):
         return
     committed = live.positions().commit
@@ -417,10 +402,9 @@ WAIT_S = 30.0
 def take_over(
     stream: StreamHandle, lease: LeaseKeeper, *, resumes: bool, still_mine: Callable[[], None], wait_s: float = WAIT_S
 ) -> bool:
-    """Take over a stream's adopted directory, if no start has done so. May be repeated.
+    """Take over a stream's adopted directory, if no start has done so; may be repeated.
 
-    Plans must be made again if it returns True. `resumes`: the start continues in a directory that was adopted in
-    place.
+    Return True if the start must plan again. `resumes`: it continues in a directory that was adopted in place.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:
@@ -456,7 +440,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
             "without in_place: the batch is then run again in a copy."
         )
     entry = plan_without_data(live.folder, done.batch_id - 1, now_ms=wall_clock_ms())
-    # First the catalog: a start that dies in between leaves a fenced directory, and the next one continues in a clone.
+    # The catalog first: if this start dies in between, the next one finds the fence and continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():
         open_fence(live.folder, done.batch_id, entry)

@@ -1,7 +1,4 @@
-"""How the code of a stream fits the state that its next start continues from, and what the start would do. Pure.
-
-A start and a check without a start judge by the same functions.
-"""
+"""How the code of a stream fits the state that its next start continues from. Pure."""
 
 from __future__ import annotations
 
@@ -38,8 +35,6 @@ class Part(StrEnum):
 
 
 class Action(StrEnum):
-    """REFUSE: the start does not happen."""
-
     KEEP = "keep"
     MIGRATE = "migrate"
     BOOTSTRAP = "bootstrap"
@@ -49,11 +44,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One source, operator or sink, and what a start does with it.
+    """What a start does with one source, operator or sink.
 
     Attributes:
         name: Such as `0` for a source, or `1 (aggregation by site)` for an operator.
-        options: Of the start, that this step needs, as `StartFrom` takes them.
+        options: Options of `StartFrom` that this step needs.
     """
 
     part: Part
@@ -81,11 +76,7 @@ def verdict_of(steps: Iterable[Step]) -> Compatibility:
 
 @dataclass(frozen=True)
 class CompatibilityReport:
-    """The verdict on code and state, with a step for each source, operator and sink.
-
-    Attributes:
-        compared_with: The state, such as `checkpoint 7 of batch 812`.
-    """
+    """The verdict on code and state; `compared_with` is the state, such as `checkpoint 7 of batch 812`."""
 
     stream_id: str
     compared_with: str
@@ -128,26 +119,22 @@ class CompatibilityReport:
 
 
 def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
-    """A step for each source of the query, then for former ones that are dropped.
+    """Return a step for each source of the query, then for each former one that is dropped.
 
-    Without a mapping, changed sources get the steps of the one that the refusal of the start proposes.
+    Without a mapping, changed sources get the steps of the one that a refused start proposes.
     """
-    found, mapping = judgement, judgement.mapping
-    options: dict[str, str | bool | int] = {}
-    if mapping is None and found.refused:
-        mapping = found.proposed
-        options = {"map_sources": str(mapping)}
-    elif mapping is not None:
-        options = {"map_sources": str(mapping)}
+    mapping = judgement.mapping
+    if mapping is None and judgement.refused:
+        mapping = judgement.proposed
     if mapping is None:
-        reasons = {each.source: str(each) for each in found.differences}
-        return tuple(
-            Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in {**found.read, **found.now}
-        )
-    return tuple(_mapped(found, mapping, options))
+        reasons = {each.source: str(each) for each in judgement.differences}
+        sources = {**judgement.read, **judgement.now}
+        return tuple(Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in sources)
+    return tuple(_mapped(judgement, mapping))
 
 
-def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str, str | bool | int]) -> Iterator[Step]:
+def _mapped(found: SourceJudgement, mapping: SourceMapping) -> Iterator[Step]:
+    options = {"map_sources": str(mapping)}
     refused = {each.source: str(each) for each in found.differences if each.is_refused} if found.mapping else {}
     for source in in_order(mapping.sources):
         what = str(found.now.get(source, "unknown"))
@@ -178,10 +165,9 @@ def operator_steps(
     start_from: StartFrom | None = None,
     rules: Sequence[StateMigration] = (),
 ) -> tuple[Step, ...]:
-    """A step for each operator with state, in the order of the old plan, then of the new one.
+    """Return a step for each operator with state, in the order of the old plan, then of the new one.
 
-    Empty if a plan is unknown: then the start compares nothing either. A change that can be migrated is taken for one
-    that is to be.
+    Empty if a plan is unknown, as a start then compares nothing either. What can be migrated counts as migrated.
     """
     if before is None or after is None:
         return ()
@@ -190,7 +176,7 @@ def operator_steps(
         options: dict[str, str | bool | int] = {"bootstrap_state": True}
         return tuple(_operator(each, Action.BOOTSTRAP, options) for each in decisions if each.now is not None)
     if any(each.fate is Fate.REFUSE for each in decisions):
-        # What could be migrated stays where it is too.
+        # Then nothing is migrated, not even what could be.
         return tuple(_operator(each, Action.REFUSE if each.why else Action.KEEP, {}) for each in decisions)
     return tuple(
         _operator(each, _ACTIONS[each.fate], {"migrate_state": True} if each.why else {}) for each in decisions

@@ -1,7 +1,6 @@
-"""Examines recovery points: damage is read there, never inferred from an error's words.
+"""Examines recovery points: damage is found by reading them, never inferred from an error message.
 
-Doctor, previews, preflights and starts agree, because all examine a live directory here. A failed start whose point is
-intact skips no point: the cause is code, source, sink or environment.
+Doctor, previews, preflights and starts agree because all examine live directories here.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """`error`: a finding's code or an error's class."""
+    """`error` is a finding's code or an exception's class."""
 
     error: str
     detail: str
@@ -65,14 +64,14 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content.
+    """Diagnose a live directory, or a copy, with all that the catalog knows of its content.
 
-    `deep` also reads every state file that a resume needs, at the cost of loading it.
+    `deep` also reads every state file that a resume needs, which costs as much as loading the state.
     """
-    snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
-    # Read before the directory, in which a query may go on.
+    snapshot, query_id = _reference(stream, record, live, is_own=is_own)
+    # Before the directory is read, where a query may still run.
     newest = _newest_taken_from(stream, record, live) if is_own else None
     diagnosis = diagnose(
         live,
@@ -112,15 +111,15 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
 
-def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
-    """The newest snapshot whose files must be there, and its query's id."""
-    record = stream.catalog.streams.get(stream.stream_id)
+def _reference(
+    stream: StreamHandle, record: StreamRecord, live: LiveDirectory, *, is_own: bool
+) -> tuple[KnownSnapshot | None, str | None]:
+    """Return the newest snapshot whose files must be in the directory, and the query id expected there."""
     metadata, commit = live_metadata(live), live.positions().commit
     rewrite_id, query_id = (metadata.rewrite_id, metadata.id) if metadata is not None else (None, None)
-    is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
-        # Another timeline has other results of the same batches. A foreign directory may be a copy of anything.
+        # On another timeline, batches had other results. A foreign directory may be a copy of anything.
         taken_here = not is_own or _was_taken_in(record, snapshot)
         is_origin = record.origin is not None and snapshot.snapshot_id == record.origin.snapshot_id
         if not (taken_here or is_origin):
@@ -129,7 +128,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
         manifest = readable_manifest(stream, snapshot.location or "")
-        # From before a rewrite of the state, files have the same names but other content.
+        # Before a rewrite of the state, files had the same names but other content.
         if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)
@@ -144,14 +143,14 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """A directory that the live directory is an exact copy of also counts."""
+    """Whether a snapshot was taken in the live directory, or in one that it copies exactly."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
 
 
 class Examiner:
-    """Points of one run; the start that follows does not read them again."""
+    """Examines points, and remembers an intact live directory, which its start need not read again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
@@ -176,7 +175,7 @@ class Examiner:
         record = stream.catalog.streams.get(stream.stream_id)
         pending = record.pending_restore
         if isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot):
-            # Its sinks are rolled back with what the snapshot holds of them.
+            # Its sinks are rolled back by the logs in the snapshot.
             problems = snapshot_problems(stream.store, pending.location)
             if problems:
                 return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN]))
@@ -223,12 +222,12 @@ def _damage(findings: Sequence[Finding], live: LiveDirectory) -> Damage | None:
         raise UnknownLayoutError(unknown.explanation)
     if not errors:
         return None
-    told = "; ".join(_told(each, live) for each in errors[:_SHOWN])
+    explained = "; ".join(_describe_finding(each, live) for each in errors[:_SHOWN])
     more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
-    return Damage(errors[0].code.value, f"{told}{more}")
+    return Damage(errors[0].code.value, f"{explained}{more}")
 
 
-def _told(finding: Finding, live: LiveDirectory) -> str:
+def _describe_finding(finding: Finding, live: LiveDirectory) -> str:
     explanation = finding.explanation.rstrip(".")
     if finding.path in explanation:
         return explanation
@@ -253,19 +252,21 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
 
     def look() -> dict[tuple[Code, str], Finding]:
         found = [finding for sink in sinks for finding in sink.examine(Subject.of(live, sinks=sinks))]
-        # The survey of the sinks refuses one that is ahead.
+        # `survey_sinks` refuses a log that is ahead.
         return {
             (each.code, each.path): each
             for each in found
             if each.severity is Severity.ERROR and each.code is not Code.SINK_LOG_AHEAD
         }
 
-    # The query may have compacted the log meanwhile, if it still runs elsewhere.
+    # Look twice: a query that still runs elsewhere may have compacted the log meanwhile.
     errors = look()
     errors = {key: each for key, each in look().items() if key in errors} if errors else {}
     if errors:
-        told = " ".join(f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN])
-        raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {told}")
+        explained = " ".join(
+            f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN]
+        )
+        raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {explained}")
 
 
 _OF_A_POINT = (SnapshotCorruptError, SnapshotNotFoundError, LiveDirectoryError, RestoreError)
@@ -273,12 +274,12 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# The process or its JVM was ended, which is no sign of damage.
+# The process or its JVM was ended: no sign of damage.
 _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point: only errors of this package rule that out."""
+    """Whether its recovery point may have made a start fail."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
@@ -288,7 +289,7 @@ def is_suspicious_end(reason: str) -> bool:
     return _ENDED.search(reason) is None
 
 
-# These determine which files belong together; of all others, name and length suffice.
+# These say which files belong together; of others, name and length suffice.
 _READ_FOLDERS = (METADATA, OFFSETS, COMMITS, SOURCES)
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -296,9 +297,9 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
-    """Empty if it can be restored.
+    """Return why a snapshot cannot be restored: data objects that are too short, or missing files of a resume.
 
-    Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs.
+    `deep` also compares the data objects with their digests.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -307,7 +308,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """`snapshot_problems`, and what checksums in its files say after a temporary restore."""
+    """Return `snapshot_problems`, or what a diagnosis of a temporary restore finds."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems
@@ -323,7 +324,7 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore would lack, found in a copy without the contents of state files."""
+    """Return what a restore would lack, found in a copy whose state files are empty."""
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
         root = Path(scratch)
@@ -358,7 +359,7 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
 def _must_be_read(path: str) -> bool:
     parts = path.split("/")
     is_note = "_metadata" in parts or "_stateSchema" in parts
-    # The header of a changelog with a unique id in its name lists the files before it.
+    # A changelog with a unique id in its name lists the files before it.
     is_lineage = path.endswith(".changelog") and "_" in parts[-1]
     return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
 

@@ -1,4 +1,4 @@
-"""Reads the catalog, the storage and the live directory for what a recovery plan depends on."""
+"""Reads from catalog, storage and live directory what a recovery plan depends on."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def recovery_facts(
     output: NamedOutput | None = None,
     examiner: Examiner | None = None,
 ) -> RecoveryFacts:
-    """A start by a user does not `remember` earlier recovery failures.
+    """Gather what a start is planned from.
 
-    With an `examiner`, the state that the query will load is read unless all executions in the live directory ended in
-    order.
+    Args:
+        remembers: Whether earlier recovery failures count, which a start by a user ignores.
+        examiner: Reads the state that the query will load if there are such failures, or the last execution in the live
+            directory did not end in order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -56,19 +58,19 @@ def recovery_facts(
     known = known_query(stream, record)
     state = inspect_live_directory(live, known) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
-    failures = _that_count(stream, executions) if remembers else []
+    failures = _failures_that_count(stream, executions) if remembers else []
     if live is not None and state is not None and state.status is LiveStatus.GOOD:
         deep = examiner is not None and (bool(failures) or not _last_ended_in_order(executions, live))
         state = (examiner or Examiner(stream)).state_of(live, state, deep=deep)
     damaged_logs = damaged_sink_logs(stream, record, output, live)
     if damaged_logs and state is not None and state.status is LiveStatus.GOOD:
-        told = "; ".join(f"the log of {each.folder} is damaged: {each.found}" for each in damaged_logs)
-        state = replace(state, status=LiveStatus.BROKEN, reason=f"{state.reason.rstrip('.')}, but {told}")
+        damage = "; ".join(f"the log of {each.folder} is damaged: {each.found}" for each in damaged_logs)
+        state = replace(state, status=LiveStatus.BROKEN, reason=f"{state.reason.rstrip('.')}, but {damage}")
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = with_equal_content(stream.store, failures, listed) if failures else []
-    # The state may belong to another catalog.
+    # State there may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
         stream=record,
@@ -98,7 +100,7 @@ def recovery_facts(
 _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
 
 
-def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
+def _failures_that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -109,12 +111,15 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
     in_it = [each for each in executions if each.live_directory == live_directory]
-    # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
+    # Damage behind a failure may still exist if a later execution was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
 
 
 def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
-    """Its start has read what earlier ones left. A reboot loses unwritten data of a local disk only."""
+    """Whether the last execution, which examined what others left, ended in order.
+
+    A reboot may lose data only of a local disk.
+    """
     last = next((each for each in executions if each.live_directory == live.url), None)
     same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
     return last is not None and last.status in _IN_ORDER and same_boot
@@ -160,7 +165,7 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         if manifest is not None and manifest.header.stream_id == stream.stream_id:
             snapshots.append(f"savepoint {location}")
             sinks += _sinks(manifest)
-    logs = [told for sink in distinct(sinks) if not sink.knows_queries and (told := _log(sink)) is not None]
+    logs = [log for sink in distinct(sinks) if not sink.knows_queries and (log := _log(sink)) is not None]
     return UnknownState(directories, snapshots, logs)
 
 
@@ -191,7 +196,7 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """Repeat each failure for other snapshots of the same batch and state: restored damage is in their files too."""
+    """Repeat each failure for other snapshots of the same batch and state, which have the same damage."""
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}
     alike = {name: each for name, each in points.items() if each.batch_id in batches}

@@ -1,9 +1,9 @@
 """Forking and importing: a stream continues from another's state as an independent query.
 
-An import continues from a snapshot of another deployment, which this catalog cannot hold: it reads all of it at once.
+An import copies a snapshot of another deployment at once, as this catalog can put no hold on it.
 
 A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
-new stream. What its first start must check stays recorded until that has succeeded.
+stream. What the first start must check stays recorded until it succeeds.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 @dataclass(frozen=True)
 class Fork:
-    """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
+    """A stream forked from another one, perhaps by an import.
 
-    `outputs`: folders of the original's file sinks, and those that received their rows. The fork must not write to
+    `outputs` maps folders of the original's file sinks to those with a copy of their rows. The fork must not write to
     `parent_outputs`.
     """
 
@@ -77,16 +77,11 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Fork another stream's state into a stream that is not running; its next start, from `latest`, continues there.
-
-    Args:
-        start_from: `latest` (where the next start of the original would begin), `batch-<n>`, or a snapshot.
-        outputs: Folders of the original's file sinks, mapped to those that receive its rows up to the fork.
-    """
+    """Fork a stream into another one, whose next start from `latest` continues there; arguments as of `Client.fork`."""
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     facts = recovery_facts(original, start_from, predecessor_ended=True)
-    # The first start of the fork judges nothing: the catalog does not know what it has read.
+    # The first start of the fork cannot judge this: what it has read is not recorded.
     if start_from.chooses_its_point and (unfinished := unfinished_upstream(original.catalog, facts.stream)):
         raise RequestFailedError(
             f"Stream {original.stream_id!r} reads {', '.join(unfinished)}, with an unfinished restore: the fork might "
@@ -137,7 +132,7 @@ def assign_state(
 ) -> Fork:
     """Let the next start of a stream that is not running continue from another stream's state.
 
-    `plan` is that of the state. `check` is called under the lease before anything is written.
+    `plan` describes the query that wrote the state. `check` is called under the lease, before anything is written.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire_for(stream.catalog, stream.stream_id, verb, origin, above=above)
@@ -152,7 +147,7 @@ def assign_state(
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         check()
-        # While the catalog still has the directory in which a lost holder's query runs.
+        # While the catalog still names the directory where a lost holder's query may run.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         started_ms = monotonic_ms()
         claim_live_folder(stream)
@@ -243,7 +238,7 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy rows of other folders up to a batch; may be repeated. `may_link`: by hard links on the same disk."""
+    """Copy rows of other folders up to a batch, with `may_link` by hard links; may be repeated."""
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -269,13 +264,13 @@ def _folders_written(stream: StreamHandle) -> list[str]:
     return [sink.folder for sink in sinks if isinstance(sink, FileSink)]
 
 
-# Derived from deployment, stream and directory, these ids identify the remains of an interrupted import.
+# Ids derived from deployment, stream and directory identify the remains of an interrupted import.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """The sink's name in the snapshot, the place in that name if any, and what replaces it."""
+    """`old` is the place in the sink's name, if any; `new` replaces it."""
 
     name: str
     old: str | None
@@ -292,14 +287,10 @@ def import_snapshot(
     replace_state: bool = False,
     progress: Progress | None = None,
 ) -> Fork:
-    """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
+    """Import a snapshot of another deployment into a stream, whose next start from `latest` continues there.
 
-    An interrupted import leaves the stream unchanged and can be repeated.
-
-    Args:
-        outputs: Each sink of the snapshot (a file sink by its folder), mapped to the folder, table or topic that the
-            stream writes to instead. The first start is refused if its query writes anywhere else.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
+    An interrupted import leaves the stream unchanged and can be repeated. `outputs` maps each sink (a file sink by its
+    folder) to a folder, table or topic; the first start is refused if its query writes elsewhere.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
@@ -332,7 +323,7 @@ def import_snapshot(
         outputs={sink.name: sink.new for sink in sinks},
         replace_state=replace_state,
         plan=snapshot.plan,
-        # Before the folder is claimed: it may be the original's, which has not marked it.
+        # Before the folder is claimed: the original may use it unmarked.
         check=lambda: _refuse_anothers_place(stream),
         of_deployment=str(snapshot.properties.get(DEPLOYMENT, "unknown")),
     )
@@ -368,7 +359,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
             "to the same ones. Import another snapshot."
         )
     folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
-    # A table that is known by its name only has no other place.
+    # A table known by its name alone has no other place.
     return folders | {sink.name: sink.place if sink.place != sink.name else None for sink in others or ()}
 
 
@@ -431,7 +422,7 @@ def _refuse_anothers_place(stream: StreamHandle) -> None:
         stream.stream_id
     ):
         return
-    # The next import ignores the directory of an interrupted one, recognized by its query id, and builds its own.
+    # Directories of interrupted imports, recognized by query id, do not count.
     directories = [
         built.live.url
         for built in stream.live_directories()

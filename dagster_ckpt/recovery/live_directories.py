@@ -1,9 +1,9 @@
-"""A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
+"""A stream's directories: built for a start, temporary copies of its state, and deletion of those no longer needed.
 
 Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are next to the live directories, where every executor can reach them. A file next to one has the
-catalog's time while it is in use, which tells it from copies of killed processes.
+Temporary copies are near the live directories, where every executor can reach them. While one is in use, a file beside
+it gets the catalog's time; copies of killed processes have an old one.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ _MADE = 100
 
 
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
-    """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
+    """Delete a stream's live directories and forget the current one; return their folder if they are deleted.
 
-    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
-    does a folder that another deployment uses now.
-
-    A previous holder that may be alive is fenced first. Fenced directories stay, or its query would keep writing.
+    A directory elsewhere stays: it was adopted, or belongs to the original of a copied catalog. So does a folder that
+    another deployment uses now. A previous holder that may be alive is fenced first. Fenced directories stay, or its
+    query would keep writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -70,9 +69,9 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete those that earlier starts left, but no successor's (with a higher token) and no fenced one.
+    """Delete live directories that earlier starts left, but none of a successor, which has a higher token.
 
-    Without its fence, a query that still runs there would plan further batches.
+    The previous one stays while fenced, or a query that still runs there would plan batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -89,7 +88,7 @@ def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, 
 
 
 def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
-    """Delete what a JVM's last uploads wrote after the deletion of live directories."""
+    """Delete what the last uploads of a JVM wrote after its live directory was deleted."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
@@ -99,7 +98,7 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     if not _own_live_directories(stream, record):
         return None
     try:
-        # A start meanwhile waits for this, or has a higher token and its own directories.
+        # A concurrent start waits for this, or has a higher token and its own directories.
         acquired = acquire_for(stream.catalog, stream.stream_id, "housekeeping", "housekeeping")
     except LeaseHeldError:
         return None
@@ -126,7 +125,7 @@ def _delete_live_directories(
 
 
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """Empty if the catalog does not know that the stream has run there: they may be another deployment's."""
+    """Return none unless the catalog knows that the stream ran there: they may be another deployment's."""
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
     }
@@ -134,7 +133,6 @@ def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[Bu
     made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
     known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
     is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
-    # Another deployment may use the folder since this one deleted its directories there.
     return stream.live_directories() if is_own and other_owner_of_live_folder(stream) is None else []
 
 
@@ -184,7 +182,7 @@ class Building:
 
     @span("write_files")
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """If the state is rewritten, `fill` gets a temporary copy."""
+        """Let `fill` write the directory, or a temporary one whose state is then rewritten."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -196,7 +194,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """`source` must have no running query."""
+        """Rewrite the state of a directory in which no query runs."""
         rewrite = self._rewrite
         assert rewrite is not None
         made = rewrite.migration
@@ -227,7 +225,7 @@ class Building:
         return self._rewrite.migration if self._rewrite is not None else None
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
-        """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""
+        """If a sink would skip the batch in flight, whose state a rewrite drops, delete the directory and refuse."""
         if self.rewritten is None:
             return
         try:
@@ -249,9 +247,7 @@ def restore_into(
     watch: Watch = no_op,
     progress: Progress | None = None,
 ) -> None:
-    """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
-
-    Every byte is compared with its digest.
+    """Restore a snapshot to a new directory that no stream uses; every byte is compared with its digest.
 
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
@@ -285,7 +281,7 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
 
 # Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".scratch"
-# A copy without a report for this long was left by a dead process.
+# A copy without a report for this long is deleted.
 LEFT_AFTER_MS = 6 * 3_600_000
 _REPORT_EVERY_S = 300.0
 _IN_USE = ".in-use"
@@ -299,7 +295,6 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
     scratch = folder.sibling(f"/{name}")
 
     def report() -> None:
-        # After `LEFT_AFTER_MS` without a report the directory may be deleted; its user then fails.
         folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 
     try:
@@ -318,7 +313,6 @@ def remove_leftovers(stream: StreamHandle) -> None:
         made_at = name.partition("-")[0]
         if not entry.is_directory or not made_at.isdecimal():
             continue
-        # Unfinished and rewritten copies have the same name with a suffix.
         in_use = f"{name.partition('.')[0]}{_IN_USE}"
         if now_ms - max(int(made_at), _reported_at(folder, in_use)) > LEFT_AFTER_MS:
             folder.sibling(f"/{name}").delete()

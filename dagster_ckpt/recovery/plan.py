@@ -1,4 +1,4 @@
-"""The facts a recovery is planned from, and the plans: frozen values."""
+"""The facts that a recovery is planned from, and the plans."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ class _Plan:
 
         @property
         def to_batch(self) -> int | None:
-            """The batch after which the query resumes; a rewind if below `from_batch`."""
+            """The batch after which the query resumes."""
 
         @property
         def snapshot(self) -> SnapshotRecord | None: ...
 
         @property
         def directory(self) -> str | None:
-            """A live directory to continue from, other than the current one."""
+            """A live directory to continue from, if not the current one."""
 
         @property
         def point(self) -> str | None:
-            """The point's name, under which failures are remembered."""
+            """The name under which failures of the point are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
-            """From the point to the query's last sign of life: the most that is processed again."""
+            """Time from the point to the query's last sign of life: at most this is processed again."""
 
     @property
     def came_from(self) -> str:
@@ -138,11 +138,7 @@ class Clone(_Continue):
 
 @dataclass(frozen=True)
 class MappedSources:
-    """A change of sources that a start carries out.
-
-    Attributes:
-        positions: Where each new source begins, once the sources were asked.
-    """
+    """`positions` is where each new source begins, once the sources were asked."""
 
     mapping: SourceMapping
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -161,9 +157,9 @@ class MappedSources:
 
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
-    """Go back to a point, skipping better ones (`passed`, best first).
+    """Go back to a point, passing over better ones (`passed`, best first).
 
-    Without `source_offsets`, Kafka sources continue where they stopped; without `sources`, they are those of the state.
+    Without `source_offsets`, Kafka sources continue at the point's offsets; without `sources`, they do not change.
     """
 
     new_query_id: bool = False
@@ -182,7 +178,7 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """The stream then owns the snapshot if it `claims` it; files of the `donor` may be linked."""
+    """Restore a snapshot, which the stream then owns if it `claims` it; files of the `donor` may be linked."""
 
     kind = RecoveryKind.RESTORE
     directory: ClassVar[None] = None
@@ -205,7 +201,7 @@ class Restore(_GoBack):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewind(_GoBack):
-    """Go back in a live directory's own files; `directory` None: the current one."""
+    """Go back in the files of a live directory, the current one if `directory` is None."""
 
     kind = RecoveryKind.REWIND
     to_batch: int
@@ -220,7 +216,6 @@ class RestoreAndReplay(_Plan):
     """Restore a snapshot and replay the lost batches (`replay.py`).
 
     Attributes:
-        to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
         directory: Where the batches were replayed; None if not yet.
     """
@@ -253,7 +248,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What exists in the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
+    """State in a stream's folders that its catalog does not know; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -268,11 +263,11 @@ class UndoneReads:
     """Rows that the stream has read, and that a stream upstream has undone since its last start.
 
     Attributes:
-        points: Points that have read such rows, each with what; empty if the stream need not go back.
+        points: What each point has read of them; empty if the stream need not go back.
         free: Points that have read none.
         reads: What a start records of the upstream streams.
-        went_back: Whether one of them did, and that was not accepted.
-        why_kept: Why the stream keeps them nevertheless; then `points` is empty.
+        went_back: Whether an upstream stream went back without acceptance.
+        why_kept: Why the stream keeps such rows; `points` is then empty.
     """
 
     points: Mapping[str, str] = field(default_factory=dict)
@@ -300,14 +295,14 @@ class RecoveryFacts:
     Attributes:
         snapshots: Restorable snapshots of the current timeline, newest first.
         all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
-        last_batch: The newest one that any execution reported as committed in the live directory.
-        retained: Batches that the live directory can be rewound to, ascending; only determined if one is requested.
+        last_batch: The newest batch that an execution reported as committed in the live directory.
+        retained: Batches that the live directory can be rewound to, ascending, if the start names one.
         ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
-        is_automatic: No user requested this start: snapshots known to be broken are not tried.
-        depth: Number of points considered besides the live directory; None: all.
+        is_automatic: No user requested this start, so snapshots known to be broken are not tried.
+            depth: How many points besides the live directory count; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
-        without_input: Points whose input is gone, each with what is gone.
-        damaged_logs: File sinks' logs that only a snapshot brings back.
+            without_input: What is gone, by each point that would read it.
+            damaged_logs: Logs of file sinks that only a snapshot brings back.
     """
 
     stream: StreamRecord
@@ -334,7 +329,7 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots without an edit of the stream's state: no recovery uses them."""
+        """Snapshots that lack an edit of the stream's state, so that no recovery uses them."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 

@@ -1,4 +1,4 @@
-"""Compares the plan and the state backend of the query to start with those that wrote the state."""
+"""Compares plan and state backend of the query to start with those that wrote the state."""
 
 from __future__ import annotations
 
@@ -69,14 +69,12 @@ def refuse_plan_change(stream_id: str, change: PlanChange) -> NoReturn:
 
 @dataclass(frozen=True)
 class StateCheck:
-    """Settings that Spark keeps from the first start, as messages, and the shape to rewrite the state to."""
-
     messages: tuple[str, ...] = ()
     rewrite: StateShape | None = None
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state to start from with how the stream is to keep it. A returned rewrite is possible and allowed."""
+    """Compare the state with how the stream is to keep it; a returned rewrite is possible and allowed."""
     if isinstance(plan, StartEmpty):
         return StateCheck()
     shape = _shape(stream, plan)
@@ -88,12 +86,12 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
     if wanted == shape:
         return StateCheck(messages)
     _check_can_be_rewritten(stream, plan, wanted)
-    said = f"the state is rewritten: {shape} becomes {wanted}"
-    return StateCheck((*messages, said, *_without_rewriter()), wanted)
+    rewrite_message = f"the state is rewritten: {shape} becomes {wanted}"
+    return StateCheck((*messages, rewrite_message, *_without_rewriter()), wanted)
 
 
 def _without_rewriter() -> tuple[str, ...]:
-    """A message if neither Spark of this machine can rewrite state; the process of the query checks its own."""
+    """Return a message if this machine cannot rewrite state; the process of the query checks for itself."""
     with suppress(SparkNotFoundError):
         if not installed_release().has(Feature.STATE_REWRITER) and Rewriter.find() is None:
             return (
@@ -154,7 +152,7 @@ def _wanted_backend(
 
 
 def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) -> None:
-    # Spark goes on in the format of the newest commit, whatever the session says
+    # Spark keeps the format of the newest commit, whatever the session says
     # (`CheckpointVersionManager.resolveCommitLogVersion` of Spark 4.3).
     if wanted not in (None, stored):
         raise StateBackendChangeError(
@@ -190,7 +188,7 @@ def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
 
 
 def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
-    # A damaged name is no change of the backend: a recovery goes on to the next point.
+    # A damaged name is no change of the backend: a recovery tries the next point.
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     if not isinstance(plan, Restore) and live is not None:
         check_pinned_provider(LiveDirectory(live))
@@ -198,12 +196,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How the plan differs from the one that wrote the state.
-
-    Attributes:
-        fits: Whether Spark may take the state as it is.
-        is_migratable: Whether `migrate_state` may continue with it.
-    """
+    """How the plan differs from the one that wrote the state; if it `fits`, Spark may take the state as it is."""
 
     differences: tuple[str, ...]
     came_from: str
@@ -240,9 +233,9 @@ def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | 
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Refuse a start whose code reads the state differently, unless accepted. Returns one message per change.
+    """Refuse a start whose code reads the state differently, unless accepted; return a message for each change.
 
-    Acceptance also holds for restarts of a start that fails before it is recorded.
+    Acceptance is stored: it holds for restarts of a start that fails before it is recorded.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)
@@ -257,7 +250,7 @@ def check_plan(
 
 
 def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
-    """Only the code says whether its query keeps any state."""
+    """Refuse a directory without the state that the code keeps; before the code is known, that is no damage."""
     adopted = adopted_directory(record)
     if adopted is None or not adopted.is_pending or new is None or isinstance(recovery, StartEmpty):
         return

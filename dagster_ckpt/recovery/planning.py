@@ -46,13 +46,13 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _with_sources(facts: RecoveryFacts, plan: RecoveryPlan, sources: MappedSources) -> RecoveryPlan:
-    """A live directory that continues is re-created at its newest batch."""
+    """Add a change of sources to a plan; a live directory is then re-created at its newest batch."""
     reason = f"{plan.reason}; its sources change: {sources.mapping}"
     match plan:
         case Restore() | Rewind():
             return replace(plan, sources=sources, reason=reason)
         case Resume(from_batch=int(batch_id)) | Clone(from_batch=int(batch_id)):
-            # The batch in flight was planned for the former sources, so it is undone where a sink has it.
+            # The batch in flight was planned for the former sources, so a sink that has it undoes it.
             return Rewind(
                 reason=reason,
                 from_batch=batch_id,
@@ -66,19 +66,19 @@ def _with_sources(facts: RecoveryFacts, plan: RecoveryPlan, sources: MappedSourc
                 "batch yet, so there are no positions to keep. Start it with start_from=empty and discard_state."
             )
         case _:
-            # What is unfinished may be this change of sources; the comparison of the sources decides.
+            # The unfinished restore may be this change of sources, which their comparison shows.
             return plan
 
 
 def _planned(facts: RecoveryFacts) -> RecoveryPlan:
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
-        refuse_unconfirmed(facts)
+        _refuse_unconfirmed_discard(facts)
         return StartEmpty(
             reason="start_from=empty: all state is discarded, the query reads its sources from the beginning",
             from_batch=facts.live_batch,
         )
-    refuse_to_forget(facts)
+    _refuse_unregistered_state(facts)
     if facts.start_from.point is StartPoint.BATCH:
         return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
@@ -106,7 +106,7 @@ def _planned(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts to continue from a newer point, as the input of this one is gone; None if a person named it."""
+    """Exclude a plan's point, whose input is gone; None if a user named it or no other point is left."""
     if not facts.start_from.chooses_its_point or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
@@ -176,7 +176,7 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 def _donor(facts: RecoveryFacts) -> Donor | None:
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
-    # A person who goes back, or named a snapshot, has a reason not to trust the current files.
+    # A user who goes back or names a snapshot may distrust the current files.
     names_a_snapshot = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
     is_trusted = facts.ended_in_order and facts.predecessor_ended and facts.is_automatic and not names_a_snapshot
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
@@ -219,11 +219,11 @@ def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryP
 def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
     live = facts.live
     if isinstance(pending, SinkRollBack) and live is not None and live.status is LiveStatus.GOOD:
-        # No query runs before the sinks have followed. If one has, the catalog is older than the directory.
+        # A query runs only after the sinks are rolled back. If one has run, the catalog is older than the directory.
         to_batch = pending.batch_id if isinstance(pending, ToSnapshot | ToBatch) else -1
         if to_batch is not None and live.batch_id is not None and live.batch_id > to_batch:
             return False
-    # An empty start has no directory yet. A restored or rewound one may be lost before its query starts.
+    # An empty start has no directory yet. One restored or rewound may be lost before its query starts.
     return isinstance(pending, Emptied) or (live is not None and live.status is LiveStatus.GOOD)
 
 
@@ -251,10 +251,8 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
             return _from_point(facts, why, point, tuple(over))
         cost = facts.batches_since(point.batch_id), facts.time_since(point.snapshot)
         over.append(PassedPoint(_describe_point(point), bad, *cost))
-    if points:
+    if points or passed:
         raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
-    if passed:
-        raise RecoveryExhaustedError(_exhausted(facts, why, over, 0))
     return _without_a_point(facts, why)
 
 
@@ -288,11 +286,9 @@ def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
 
 
 def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
-    if facts.damaged_logs:
-        lacking = _lacks_logs(facts, point)
-        if lacking is not None:
-            return lacking
-    # A user may try: it may have been repaired, and every file is compared with its digest.
+    if facts.damaged_logs and (lacking := _lacks_logs(facts, point)) is not None:
+        return lacking
+    # A user may try it, since it may have been repaired and digests are compared.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
 
@@ -340,7 +336,7 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
             return Resume(reason=reason, point=live_point(stream.live_directory))
         return StartEmpty(reason=reason)
     if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
-        # The first start switched to it but could not start its query: nothing is lost.
+        # The first start switched to it but started no query: nothing is lost.
         return StartEmpty(reason=f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
         f"Stream {stream.stream_id!r} cannot be recovered automatically: {why} ({stream.live_directory}), and the "
@@ -398,8 +394,7 @@ def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str)
 _SHOWN = 12
 
 
-def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse a start if state of the stream exists, but the catalog knows no start of it."""
+def _refuse_unregistered_state(facts: RecoveryFacts) -> None:
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -416,28 +411,28 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
     )
 
 
-def refuse_unconfirmed(facts: RecoveryFacts) -> None:
+def _refuse_unconfirmed_discard(facts: RecoveryFacts) -> None:
     if facts.start_from.discard_state:
         return
-    given_up = []
+    to_discard = []
     batch = facts.live_batch
     is_broken = facts.live is not None and facts.live.status is LiveStatus.BROKEN
     if batch is not None or is_broken:
         known = "" if batch is None else f", after batch {batch}"
-        given_up.append(f"the live directory {facts.stream.live_directory}{known}")
-    given_up += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
+        to_discard.append(f"the live directory {facts.stream.live_directory}{known}")
+    to_discard += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
     origin = facts.stream.origin
-    if not given_up and origin is not None and origin.kind is not OriginKind.EMPTY:
-        given_up.append(
+    if not to_discard and origin is not None and origin.kind is not OriginKind.EMPTY:
+        to_discard.append(
             f"the state from which {facts.stream.live_directory} was created: {origin.location or origin.kind}"
         )
     is_unknown = bool(facts.unknown.directories or facts.unknown.snapshots)
-    if not given_up and not is_unknown:
+    if not to_discard and not is_unknown:
         return
     raise StateAtRiskError(
         f"Stream {facts.stream.stream_id!r} is not started empty, nothing was changed: that start would discard all "
         "its state and roll file sinks back to before their first batch. Later recoveries could not return to:\n"
-        f"{(_listed(given_up) if given_up else _all_that_is_there(facts))}\n"
+        f"{(_listed(to_discard) if to_discard else _all_that_is_there(facts))}\n"
         "To discard it, confirm with discard_state=true. To continue instead, start from latest or from one of these."
     )
 

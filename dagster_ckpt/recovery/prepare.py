@@ -1,8 +1,7 @@
-"""Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
+"""Carries out a recovery plan: prepares a live directory for Spark and rolls the sinks back to its state.
 
-The order makes a crash harmless: the new directory is built under a temporary name and renamed; one transaction
-switches the stream to it and records that sinks must still be rolled back; this is done, repeatably; the record is
-cleared.
+The order makes a crash harmless: a directory is built under a temporary name and renamed; one transaction switches the
+stream to it and records that sinks must be rolled back; that is done, repeatably; the record is cleared.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class PreparedStart:
 
     Attributes:
         may_repeat: Names of sinks that this process cannot roll back.
-        began: Positions in the live directory just before the query started.
         proves: Id of the snapshot from whose bytes alone the live directory was restored.
     """
 
@@ -70,13 +68,13 @@ def prepare(
     accept_undone: str = "",
     accept_loss: bool = False,
 ) -> PreparedStart:
-    """Create the live directory that the plan requires, and let the sinks follow.
+    """Create the live directory that the plan requires, and roll back the sinks.
 
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    Only the sinks of `output` are changed; if unknown, the known ones. A `survey` for this plan is used if nothing has
-    happened since. With `rewrite`, the query always continues in a new directory. `watch` is called while files are
-    written and before the switch, and may raise. `accept_undone` and `accept_loss` are options of the start.
+    Only the sinks of `output` are changed, or the known ones if it is None. A `survey` must be current. With `rewrite`,
+    the query always continues in a new directory. `watch` is called while files are written and before the switch, and
+    may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -124,7 +122,7 @@ class _Preparation:
     def resume(self, live: LiveDirectory) -> PreparedStart:
         live.note_in_use()
         if isinstance(self.record.pending_restore, SinkRollBack):
-            # A query has run on from it: the catalog is older than the directory.
+            # A query has run since: the catalog is older than the directory.
             self.stream.catalog.streams.restore_finished(self.lease.record)
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
@@ -140,13 +138,12 @@ class _Preparation:
         live = LiveDirectory(record.live_directory)
         is_fork = isinstance(pending, Forked)
         if not is_fork:
-            # Before the sinks follow: if the catalog was lost until now, a rebuild takes the former directory, which
-            # fits them.
+            # Before sinks are rolled back: until then, a rebuild of the catalog must take the former directory.
             live.note_in_use()
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
         if is_fork:
-            # It may have been killed in its first batch, when it is unknown where it writes.
+            # The fork may have been killed in its first batch.
             self._settle_batch_in_flight(live)
         else:
             self.stream.catalog.streams.restore_finished(self.lease.record)
@@ -155,7 +152,6 @@ class _Preparation:
     def _continue(self, plan: Resume | Clone, current: str, building: Building) -> PreparedStart:
         started_ms, live = monotonic_ms(), building.live
         if isinstance(plan, Resume):
-            # Its last writer has ended, so it is read where it is.
             building.rewrite(LiveDirectory(current))
         else:
             self._clone(current, building)
@@ -170,7 +166,7 @@ class _Preparation:
         return self.resume(live)
 
     def _clone(self, current: str, building: Building) -> None:
-        # A sink that already has the batch in flight skips it, so its state must be carried along.
+        # A sink that already has the batch in flight skips it: carry its state.
         carry = not building.rewrites
         building.fill(
             lambda new: clone(LiveDirectory(current), new, carry_state=carry, marked=True, watch=building.watch)
@@ -245,12 +241,12 @@ class _Preparation:
             may_repeat=is_fork,
             accepts_loss=self.accept_loss,
         )
-        # Raises before anything is changed if a sink cannot be rolled back.
+        # Fail before anything is changed.
         for sink in self._allowed(sinks_of(wrote_to)):
             sink.check_roll_back(self._point(batch_id, pending))
         started_ms = monotonic_ms()
         others = [sink.name for sink in sinks_of(wrote_to) if not sink.rolls_back]
-        # For a sink that already has the next batch and cannot be rolled back.
+        # Such a sink may already have the next batch.
         carry = bool(others) and not moves and not building.rewrites
         building.fill(
             lambda new: clone(old, new, at_batch=batch_id, carry_state=carry, marked=True, watch=building.watch)
@@ -276,13 +272,13 @@ class _Preparation:
         return self.finish(record)
 
     def _origin_of_rewound(self, old: str, batch_id: int) -> StateOrigin:
-        # If it is created from `old` again, its own origin records what `old` came from.
+        # If it is created from `old` again, the origin records what `old` came from.
         known = self.record.origin
         is_made_again = known is not None and known.directory == old
         return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
     def _moved(self, building: Building) -> StreamRecord:
-        """Switch an unfinished restore, if fenced or rewritten, to a directory that a query may start in."""
+        """Switch an unfinished restore, which is fenced or rewritten, to a new directory."""
         record, live = self.record, building.live
         if record.live_directory is None:
             return record
@@ -293,7 +289,7 @@ class _Preparation:
             else:
                 self._clone(record.live_directory, building)
             if isinstance(record.pending_restore, Forked):
-                # It may have been killed in its first batch. A restore rolls its sinks back anyway.
+                # A restore rolls its sinks back anyway.
                 building.check_in_flight(self.sinks.to_settle, roll_back_tables=self.stream.options.roll_back_tables)
             origin = StateOrigin.of_directory(record.live_directory, live.positions().commit, record.origin)
         return self.stream.catalog.streams.switch_live_directory(
@@ -306,19 +302,19 @@ class _Preparation:
         )
 
     def _accepted(self, record: StreamRecord) -> str:
-        """Of the rewind that is not finished."""
+        """Return the reason in `accept_undone` of the unfinished rewind."""
         branches = self.stream.catalog.history.branches(record.stream_id)
         return next((each.accepted or "" for each in branches if each.timeline == record.timeline), "")
 
     def _start_empty(self, live: LiveDirectory) -> PreparedStart:
         stream = self.stream
-        # A successor fences only what is there: the query may be late.
+        # A successor can fence only what exists.
         live.folder.make()
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
             origin=StateOrigin.empty(self.record.live_directory),
-            # Hide what earlier executions wrote as well: a file sink skips batch numbers that it knows.
+            # Hide what earlier executions wrote, too: a file sink skips batch numbers that it knows.
             pending_restore=Emptied(
                 sinks=tuple(sinks_written(stream)),
                 query_ids=tuple(query_ids_of(stream)),
@@ -365,13 +361,13 @@ class _Preparation:
             still_mine=self.lease.step,
             roll_back_tables=self.stream.options.roll_back_tables,
             query_ids=query_ids_of(self.stream),
-            # A table keeps the number of an undone batch: a replay would assume that its rows exist.
+            # A table keeps the number of an undone batch: a replay would take its rows for written.
             before_roll_back=partial(self.stream.catalog.journal.forget_after, self.lease.record),
         )
 
     @span("roll_back_sinks")
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the places, and the names of the sinks that cannot be rolled back."""
+        """Roll back sinks; return their places, and the names of those that cannot be rolled back."""
         stream = self.stream
         logs: Mapping[str, Sequence[SinkEntry]] = {}
         batch_id, sinks = BEFORE_THE_FIRST_BATCH, list[Sink]()
@@ -408,7 +404,7 @@ def _change_sources(live: LiveDirectory, plan: Restore | Rewind) -> None:
 
 
 def _with_sources(origin: StateOrigin, plan: RecoveryPlan) -> StateOrigin:
-    """Until an execution has recorded what it reads, the next start compares with the origin."""
+    """Record changed sources, to compare with until an execution has recorded what it reads."""
     sources = plan.sources if isinstance(plan, Restore | Rewind) else None
     if sources is None:
         return origin

@@ -1,4 +1,4 @@
-"""The points that a recovery can continue from, in order, and the snapshot that a start names. Pure."""
+"""The points that a recovery can continue from, in order. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Spark loads the state of a snapshot, but not that of a copy of the live directory.
+# Spark cannot load the state of the live directory, but that of a snapshot.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
-# Found by reading a point, not taken from a message of Spark.
+# Found by reading a point, not in a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
 
 
@@ -63,9 +63,9 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 
 
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
-    """The damaged points, each with what was found there.
+    """Return the damaged points, with what was found there.
 
-    A start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
+    A start examines its live directory itself: earlier findings there count only if nothing but Spark sees them.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"
@@ -79,9 +79,9 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 def recovery_points(
     stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """The points besides the live directory that a stream can continue from, in order.
+    """Return the points besides the live directory, in order.
 
-    `batch_is_retained`: the directory that the live one was created from still has its batch.
+    `batch_is_retained`: the directory that the live one was created from still has that batch.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -123,8 +123,7 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
 
 
 def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
-    batch_id = -1 if point.batch_id is None else point.batch_id
-    place = next((at for at, other in enumerate(points) if batch_of(other) < batch_id), len(points))
+    place = next((at for at, other in enumerate(points) if batch_of(other) < batch_of(point)), len(points))
     points.insert(place, point)
 
 
@@ -169,7 +168,7 @@ def choose_snapshot(
     newest_batch: int | None,
     problems: Callable[[SnapshotRecord], Sequence[str]],
 ) -> SnapshotChoice:
-    """The newest snapshot without `problems`, which is called from the newest on.
+    """Choose the newest snapshot without `problems`, which is called from the newest on.
 
     One after `newest_batch`, the newest batch known to be committed, belongs to another history.
     """

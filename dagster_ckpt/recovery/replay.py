@@ -1,10 +1,8 @@
 """Batches that run again as they were planned: those lost with a live directory, and one that an operator debugs.
 
-Without the live directory, a snapshot has the state after batch N and the sinks have the batches up to M, which a query
-that continued after N would divide differently. So a start runs N+1 to M again with their offsets from the journal
+If the live directory is lost, a snapshot has the state after batch N and sinks have the batches up to M, which a query
+that continues after N would divide differently. So a start runs N+1 to M again with their offsets from the journal
 (`catalog/journal.py`), discards the rows, and continues after M: no sink is rolled back.
-
-To debug one batch, its plan is taken from the journal, the offset log of the live directory, or a snapshot taken then.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# A longer batch, such as one whose source does not answer, ends the replay.
+# A longer batch ends the replay.
 _BATCH_S = 3_600.0
 
 
@@ -53,9 +51,8 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
-            to be planned again.
-        in_flight: The next batch, if planned: the query runs it first.
+        batches: Those that the query had committed, or that a sink has as a whole.
+        in_flight: The next batch, if it was planned: the query runs it first.
     """
 
     restore: Restore
@@ -96,9 +93,9 @@ def lost_batches(
         or not facts.start_from.chooses_its_point
         or plan.snapshot.batch_id is None
         or not stream.options.max_replayed_batches
-        # The sink is rolled back: its log no longer lists the rows of these batches.
+        # Such a sink is rolled back, as its log no longer lists these rows.
         or facts.damaged_logs
-        # They may have read what a stream upstream has undone.
+        # They may have read rows that were undone upstream.
         or facts.undone.went_back
     ):
         return None
@@ -109,7 +106,7 @@ def lost_batches(
     if not planned or (sink is not None and not sink.is_among(sinks)):
         return None
     newest = planned[-1]
-    # If the stream went back to the snapshot before, the sinks know undone batches under its id.
+    # Under the snapshot's id, sinks may know undone batches of an earlier rewind to it.
     query_id = planned_by(newest)
     if query_id is None:
         return None
@@ -120,7 +117,7 @@ def lost_batches(
     if facts.live_batch is not None:
         had.append(facts.live_batch)
     batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
-    in_flight = next((batch for batch in planned[len(batches) :]), None)
+    in_flight = next(iter(planned[len(batches) :]), None)
     is_in_part = in_flight is not None and any(
         _has_parts(sink) and _newest_whole(sink, query_id) == in_flight.batch_id - 1 for sink in sinks
     )
@@ -137,7 +134,7 @@ def replay(
     *,
     watch: Watch,
 ) -> RestoreAndReplay:
-    """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output."""
+    """Run lost batches without output, on a snapshot restored to a directory that no stream uses."""
 
     def stopped() -> bool:
         watch()
@@ -150,7 +147,7 @@ def replay(
     started_ms = monotonic_ms()
     try:
         restore_into(stream, snapshot_location(plan.snapshot), live, donor=plan.donor, marked=True, watch=watch)
-        # As a start does; each batch is one of its own.
+        # As each start does.
         widen_schemas(live.folder, plan.snapshot.batch_id or 0, nullcontext)
         for batch in lost.batches:
             plan_again(live, batch)
@@ -182,7 +179,7 @@ def replay(
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows, or -1."""
+    """Return the newest batch of which a sink certainly has all rows, or -1."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
@@ -193,22 +190,16 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 
 
 def _has_parts(sink: Sink) -> bool:
-    """A sink may have a batch in part, and drops that part when the query runs it again.
-
-    Of several writers into Kafka, some may have been killed before their share.
-    """
+    """Whether a sink may have part of a batch: of several writers into Kafka, some may have been killed."""
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)
 
 
 @dataclass(frozen=True)
 class ReplayPoint:
-    """State that exists, and the plans that lead from it to a batch.
+    """A state in `live` or `snapshot`, or none before the first batch, with the batches up to the one to replay.
 
     Attributes:
-        after: The state's batch; -1 is before the first.
-        batches: The plans of all later ones up to the batch to replay.
-        live: The live directory, if that has the state; else `snapshot` has it, or there is none before the first
-            batch.
+        after: The batch of the state; -1 is before the first.
     """
 
     after: int
@@ -226,7 +217,7 @@ class ReplayPoint:
         return f"the live directory at batch {self.after}" if self.live is not None else "the beginning of the stream"
 
     def restore(self, stream: StreamHandle, target: LiveDirectory) -> None:
-        """Build the state in a temporary directory; LiveDirectoryError if the live directory no longer has it."""
+        """Build the state in a temporary directory; LiveDirectoryError if the live directory lacks it by now."""
         if self.snapshot is not None:
             restore_into(stream, snapshot_location(self.snapshot), target, is_scratch=True)
         elif self.live is not None:
@@ -240,7 +231,7 @@ class ReplayPoint:
 
 
 def replay_points(stream: StreamHandle, batch_id: int) -> Iterator[ReplayPoint]:
-    """Nearest first; RestoreError if no state before it is left, or the plans between are not recorded."""
+    """Yield the points to replay a batch from, nearest first; RestoreError if no state or plan is left for it."""
     if batch_id < 0:
         raise OptionError(f"batch is {batch_id}, but batches are numbered from 0.")
     plans = _Plans.of(stream)
@@ -268,7 +259,7 @@ class _Plans:
     def of(stream: StreamHandle) -> _Plans:
         url = stream.catalog.streams.get(stream.stream_id).live_directory
         live = LiveDirectory(url) if url is not None else None
-        # Of two at one batch the newer.
+        # Of two snapshots of a batch, the newer one.
         listed = reversed(stream.catalog.snapshots.restorable(stream.stream_id))
         snapshots = {each.batch_id: each for each in listed if each.batch_id is not None}
         return _Plans(stream, live, retained_batches(live) if live is not None else (), snapshots)
@@ -286,7 +277,7 @@ class _Plans:
         return journaled or self._in_live(batch_id) or self._in_snapshot(batch_id)
 
     def _in_live(self, batch_id: int) -> PlannedBatch | None:
-        # A fence has the number of a plan, and is none.
+        # A fence is in the offset log, but is no plan.
         if self.live is None or batch_id == self.live.fenced_at():
             return None
         return _read(self.live.folder, batch_id)
@@ -321,14 +312,13 @@ class _Plans:
 
 
 def _read(folder: FileIO, batch_id: int) -> PlannedBatch | None:
-    # An entry that is missing or unreadable may be elsewhere.
     with suppress(LiveDirectoryError, FileNotFoundError):
         return read_plan(folder, batch_id)
     return None
 
 
 def query_of(point: ReplayPoint) -> str | None:
-    """The id of the query that ran the batch, by which sinks know it."""
+    """Return the id of the query that ran the batch."""
     named = planned_by(point.batch)
     return named if named is not None or point.live is None else live_query_id(point.live)
 

@@ -1,10 +1,9 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended, and attempts that a dead process left.
 
-A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays DELETING for the next pass.
+A deletion marks the snapshot in the catalog, deletes its bytes, then its row. If it fails, the next pass repeats it.
 
-An attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
-housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt has failed. A
-snapshot completed after its attempt was recorded as failed is deleted.
+An attempt whose process died stays IN_PROGRESS until the next start, or housekeeping of a stopped stream. These
+register its snapshot if complete in storage, or record a failure. A snapshot completed after that is deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from dagster_ckpt.stream.snapshots import (
 )
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 
-# Far longer than an attempt may take by default (10 minutes).
+# Far above the default timeout of an attempt.
 ORPHAN_AGE_MS = 6 * 3_600_000
 
 
@@ -71,8 +70,8 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        held: In use; like `failed` deletions, for a later pass.
-        settled: Attempts whose process had died, each with the outcome.
+        held: Snapshots in use, left to a later pass like `failed` deletions.
+        settled: Attempts whose process had died, with the outcome.
     """
 
     deleted: tuple[str, ...] = ()
@@ -108,12 +107,12 @@ class RetentionReport:
 
 
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
-    """The checkpoints that the retention policy does not keep, oldest first.
+    """Return the checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by batch, never by a clock, and savepoints only with `count_savepoints`. These stay
-    regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations,
-    those that a rollback of an upgrade, or to the driver before, restores, and the one that the next start restores
-    because a stream upstream went back.
+    The policy sees them by batch, never by a clock, and savepoints only with `count_savepoints`. Always kept: what a
+    recovery would use first, the newest proven one, tagged ones, those at `protected` locations, those that a rollback
+    of an upgrade or to the previous driver restores, and the one that the next start restores because a stream upstream
+    went back.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -123,7 +122,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def retained_by_policy(stream: StreamHandle) -> list[SnapshotRecord]:
-    """Oldest first; tagged checkpoints do not count towards a policy's limits."""
+    """Return what a policy decides on, oldest first: tagged checkpoints do not count."""
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     snapshots = [
         snapshot
@@ -150,7 +149,7 @@ def subsumption(
     for each in (restorable, _not_broken(restorable)):
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(each)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-    in_use, to_start = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
+    in_use, to_start = set(protected), {_rollback_snapshot(stream), _snapshot_of_previous_driver(stream)}
     to_start.add(newest_without_undone(stream.catalog, stream.stream_id, restorable))
     needed |= {
         snapshot.snapshot_id: KeptBecause.IN_USE
@@ -176,7 +175,7 @@ def to_retain(
     ]
 
 
-# A snapshot never changes, and this is asked after each checkpoint.
+# Snapshots never change, and this is asked after each checkpoint.
 @lru_cache(maxsize=1_000)
 def _objects_at(store: SnapshotStore, location: str) -> Mapping[str, int]:
     manifest, folder = store.manifest(location), location.rstrip("/")
@@ -188,7 +187,7 @@ def _objects_at(store: SnapshotStore, location: str) -> Mapping[str, int]:
 
 
 def objects_of(store: SnapshotStore, location: str) -> Mapping[str, int]:
-    """The data objects of a snapshot, and its own folder for what is in its metadata; empty if it cannot be read."""
+    """Return how many bytes a snapshot has in each data object and its metadata; empty if it cannot be read."""
     try:
         return _objects_at(store, location)  # type: ignore[arg-type]
     except CkptError:
@@ -200,14 +199,13 @@ def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def _not_broken(restorable: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Without those that an automatic start passes over."""
     return [snapshot for snapshot in restorable if snapshot.verified_problem is None]
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """A list with the id of the restorable snapshot of the newest proven batch.
+    """Return the id of the newest proven snapshot, if any, in a list.
 
-    No policy deletes it: state that no query has loaded may turn out to be damaged.
+    No policy deletes it: state that no query has loaded may be damaged.
     """
     proven = [snapshot for snapshot in restorable if snapshot.is_proven]
     newest = max(proven, key=lambda snapshot: (snapshot.batch_id or 0, snapshot.number or 0), default=None)
@@ -222,10 +220,10 @@ def discard(
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete snapshots, except bytes that the store lists or that are `protected`.
+    """Delete snapshots, except bytes of other stored or `protected` ones.
 
-    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
-    operator has no lease and deletes alongside any writer.
+    Nothing builds on a marked snapshot, so a deletion may outlive its lease. An operator has no lease and deletes
+    alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -254,7 +252,7 @@ def discard(
 
 
 def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
-    # A copied catalog names the checkpoints of the original one. Savepoints may be anywhere.
+    # A copied catalog names the original's checkpoints. Savepoints may be anywhere.
     return snapshot.kind is SnapshotKind.CHECKPOINT and not stream.store.is_own(location)
 
 
@@ -269,17 +267,16 @@ class _AtEnd:
 def apply_terminal_retention(
     stream: StreamHandle, execution_id: str, state: TerminalState, *, dry_run: bool = False
 ) -> RetentionReport:
-    """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
+    """Keep or delete checkpoints by the clean-up option for the state in which the stream ended.
 
-    Savepoints are deleted only if claimed. While the live directory is incomplete, the newest snapshot stays, except on
-    canceling under DELETE_ON_CANCELLATION. If a newer execution holds the lease, nothing is deleted and the execution
-    stays unsettled.
+    Only claimed savepoints are deleted. If the live directory is incomplete, the newest snapshot stays, except on
+    canceling under DELETE_ON_CANCELLATION. If the lease is held, nothing is deleted and the execution stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
-        # A start meanwhile must not use what is being deleted; the lease tells it what it waits for.
+        # A concurrent start must not use what is being deleted.
         acquired = acquire_for(stream.catalog, stream.stream_id, "retention", run_id)
     except LeaseHeldError as error:
         return RetentionReport(held=(f"everything: {error}",))
@@ -317,7 +314,6 @@ def _superseded(stream: StreamHandle, execution_id: str) -> RetentionReport | No
 
 
 def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
-    """Takes no lease."""
     superseded = _superseded(stream, execution_id)
     if superseded is not None:
         return replace(superseded, dry_run=True)
@@ -377,8 +373,7 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay; default: `ORPHAN_AGE_MS`, or twice the checkpoint
-    timeout if that is longer.
+    Bytes younger than `older_than_ms` stay; its default is that of `Client.sweep`.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
@@ -386,20 +381,22 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     if dry_run:
         under_way = attempts_under_way(stream)
         would = stream.store.sweep(
-            older_than_ms=older_than_ms, under_way=under_way, dry_run=True, savepoint_folders=_target_folders(stream)
+            older_than_ms=older_than_ms,
+            under_way=under_way,
+            dry_run=True,
+            savepoint_folders=_folders_of_failed_savepoints(stream),
         )
         names = tuple(describe_snapshot(snapshot) for snapshot in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     settled = tuple(settle_while_stopped(stream))
     report = discard(stream, interrupted, reason="interrupted deletion", lease=None)
     gone = delete_forgotten_live_directories(stream)
-    under_way, folders = attempts_under_way(stream), _target_folders(stream)
+    under_way, folders = attempts_under_way(stream), _folders_of_failed_savepoints(stream)
     swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, savepoint_folders=folders))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 
-def _target_folders(stream: StreamHandle) -> list[str]:
-    """Where users had savepoints go that were not completed."""
+def _folders_of_failed_savepoints(stream: StreamHandle) -> list[str]:
     failed = stream.catalog.snapshots.of_stream(
         stream.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.FAILED
     )
@@ -431,8 +428,8 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
 
 
-def _of_code_before(stream: StreamHandle) -> str | None:
-    """What a rollback to the driver before restores, if that can be launched again."""
+def _snapshot_of_previous_driver(stream: StreamHandle) -> str | None:
+    """Return the snapshot that a rollback to the previous driver restores, if that can be launched again."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     before = predecessor(stream.catalog, stream.stream_id) if latest is not None and latest.is_launched else None
     if before is None or before.cannot is not None or before.snapshot is None:
@@ -441,17 +438,17 @@ def _of_code_before(stream: StreamHandle) -> str | None:
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Those of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
+    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin; return messages."""
     done = []
     for snapshot in _of_status(stream, SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
             continue
         try:
-            found = _found(stream, snapshot)
+            found = _stored_snapshot(stream, snapshot)
         except StorageAccessError:
             if TARGET_DIRECTORY not in snapshot.properties:
                 raise
-            # A later call settles it: the folder may be out of reach for long, and the stream must start.
+            # Left to a later call: the stream must start even if this folder is unreachable.
             continue
         if found is None:
             stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
@@ -474,9 +471,9 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 
 
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
-    """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
+    """Return the numbers of attempts whose process may be alive, and owns all that it wrote, however old.
 
-    An execution's attempt counts until its lease holder is proven to have ended; a stopped stream's while it is held.
+    An execution's attempt counts until its lease holder is proven to have ended, one of a stopped stream while held.
     """
     begun = _of_status(stream, SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -490,7 +487,7 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 
 
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
-    """A live process that could not hold its savepoint in time finds it settled, and reports that."""
+    """Whether an attempt is held or still young; a process that holds it later reports that it was settled."""
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
@@ -505,7 +502,7 @@ def settle_while_stopped(stream: StreamHandle) -> list[str]:
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
             done = settle_dead_attempts(stream, lease.record)
-            # A holder that may still be alive could be publishing it right now.
+            # A holder that may be alive could be publishing it now.
             return done + (_delete_failed(stream, lease) if acquired.predecessor_ended else [])
         except LeaseLostError:
             return []
@@ -538,24 +535,23 @@ def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
     return [
         (location, snapshot)
         for location, snapshot in stored
-        if snapshot is not None and _is_at(stream, snapshot, location) is not None
+        if snapshot is not None and _manifest_at(stream, snapshot, location) is not None
     ]
 
 
-def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
+def _stored_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:
         places = stream.store.savepoints(snapshot.properties.get(TARGET_DIRECTORY))
     for location in places:
-        manifest = _is_at(stream, snapshot, location)
+        manifest = _manifest_at(stream, snapshot, location)
         if manifest is not None and not stream.store.verify(location, deep=False):
             return location, manifest
     return None
 
 
-def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
-    # A damaged file or an unknown format must not block a start. An unknown outcome does; a later call settles the
-    # attempt.
+def _manifest_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
+    # A damaged file or unknown format must not block a start; unreachable storage does.
     manifest = readable_manifest(stream, location)
     return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

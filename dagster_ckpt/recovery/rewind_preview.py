@@ -1,12 +1,10 @@
-"""Determines in advance what a start would undo and process again; the query may be running.
-
-Before a start rewinds committed batches, the current state is kept under a name.
-"""
+"""Determines in advance what a start would undo and process again, and keeps the current state before a rewind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
@@ -79,8 +77,8 @@ class RewindPreview:
 
     Attributes:
         sources: What is read again, by source, if the offsets show it.
-        left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
+        left: Later snapshots, newest first, of the former timeline.
+        undone_since_ms: The earliest time at which an undone batch may have been written, in ms since the epoch.
     """
 
     plan: RecoveryPlan
@@ -155,11 +153,10 @@ def preview_rewind(
     *,
     is_running: bool = False,
 ) -> RewindPreview:
-    """Determine what a planned start would undo and process again.
+    """Determine what a planned start would undo and process again, even while the query runs.
 
-    For a plan that undoes nothing, the preview has only sinks that have an uncommitted batch, or that the query must
-    not write to. A running query finishes its batch in flight before it stops. The sources use the file systems of
-    `session`.
+    If it undoes nothing, only sinks with an uncommitted batch, or which the query must not write to, are listed. A
+    running query finishes its batch in flight before it stops. `session` gives access to the sources' files.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -201,7 +198,7 @@ def preview_rewind(
 
 
 def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkForecast:
-    """Promise each row once only if the sources have these rows."""
+    """Promise each row once only if the sources still have it."""
     if forecast.effect is not SinkEffect.EXACT:
         return forecast
     for status, effect in _EFFECTS.items():
@@ -228,14 +225,14 @@ def _described(edit: str, savepoint: SnapshotRecord | None) -> str:
     return f"{describe_snapshot(savepoint)} ({savepoint.edit.get('reason')}, by {savepoint.edit.get('by')})"
 
 
-# A start with a sink that does not answer is refused, and tried again.
+# A start with an unreachable sink is refused, and tried again.
 _KEEPS_EACH_ROW = frozenset(
     {SinkEffect.EXACT, SinkEffect.SKIP, SinkEffect.UNTOUCHED, SinkEffect.STARTS, SinkEffect.UNREACHABLE}
 )
 
 
 def why_kept(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> str | None:
-    """Why the stream keeps rows that were undone upstream, as to go back would repeat or lose others; None: nothing."""
+    """Return why the stream keeps rows that were undone upstream: going back would lose or repeat other rows."""
     if not facts.undone.went_back or not isinstance(plan, Restore | Rewind):
         return None
     against = [f"sink {each.sink}: {each.reason}" for each in ahead.sinks if each.effect not in _KEEPS_EACH_ROW]
@@ -253,7 +250,7 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
     """Refuse a start that could lose or repeat rows, unless accepted.
 
-    Acceptance does not help where a sink must not be written to, does not answer, or cannot be rolled back.
+    Acceptance does not help if a sink must not be written to, does not answer, or cannot be rolled back.
     """
     start = f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed"
 
@@ -337,7 +334,6 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
-    """After the last kept batch was planned, or its snapshot begun."""
     if plan.to_batch is None:
         return facts.stream.created_at_ms
     if apart is not None and apart.earlier_at_ms:
@@ -377,25 +373,23 @@ def _rows(
         return RowCount(0, is_exact=True)
     if apart is not None and apart.sources and all(source.rows is not None for source in apart.sources):
         return RowCount(sum(source.rows or 0 for source in apart.sources), is_exact=True)
-    # Include subsumed snapshots: the catalog remembers their figures.
+    # Subsumed snapshots, too: the catalog keeps their figures.
     taken = [
         snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)
         if snapshot.batch_id is not None and snapshot.rows is not None and snapshot.timeline == facts.stream.timeline
     ]
     taken.sort(key=lambda snapshot: snapshot.number or 0)
-    counted, before = 0, None
-    found = False
-    for snapshot in taken:
-        # A snapshot counts the rows since the previous one.
-        if before is not None and before >= to_batch and (snapshot.batch_id or 0) <= (plan.from_batch or 0):
-            counted += snapshot.rows or 0
-            found = True
-        before = snapshot.batch_id
-    if not found:
+    # A snapshot counts the rows since the previous one.
+    counted = [
+        later.rows or 0
+        for earlier, later in pairwise(taken)
+        if (earlier.batch_id or 0) >= to_batch and (later.batch_id or 0) <= (plan.from_batch or 0)
+    ]
+    if not counted:
         return RowCount(None, is_exact=False)
     ends = {snapshot.batch_id for snapshot in taken}
-    return RowCount(counted, is_exact=plan.from_batch in ends and to_batch in ends)
+    return RowCount(sum(counted), is_exact=plan.from_batch in ends and to_batch in ends)
 
 
 LABEL = "before-rewind-"
@@ -404,7 +398,7 @@ LABEL = "before-rewind-"
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
     if not isinstance(plan, Restore | Rewind):
         return False
-    # Positions of former sources would be lost with the directory.
+    # Positions of former sources are lost with the directory.
     goes_back = plan.rewound_batches > 0 and start_from.point is not StartPoint.LATEST
     return goes_back or plan.sources is not None
 
@@ -436,10 +430,7 @@ def take_safety_savepoint(
     *,
     migrates: bool = False,
 ) -> str | None:
-    """Before a rewind or a migration, take a savepoint of the current state, or tag its newest snapshot.
-
-    Returns what was kept, for a message, if anything.
-    """
+    """Before a rewind or migration, take a savepoint or tag the newest snapshot; return a message if so."""
     if start_from.no_safety_savepoint or not (migrates or leaves_something_behind(plan, start_from)):
         return None
     label = f"{LABEL}{stream.catalog.streams.get(stream.stream_id).next_number}"

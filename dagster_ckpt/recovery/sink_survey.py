@@ -1,4 +1,4 @@
-"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users."""
+"""Surveys the sinks of a start: facts for the guard, and its verdicts for users."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ from dagster_ckpt.stream.liveness import is_held
 
 @dataclass(frozen=True)
 class Aim:
-    """Where a start brings the query, from the sinks' point of view.
+    """Where a start brings the query, as sinks see it.
 
     Attributes:
         batch_id: The batch it continues after; -1 is before the first.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot, if another.
+        noted_batch: The batch of the snapshot, if not `batch_id`.
         mapped: The only places that an import's query may write to.
-        fork_of: The stream that a fork comes from.
     """
 
     start: Start
@@ -72,12 +71,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a start does with each sink that can be rolled back.
-
-    Attributes:
-        judgements: Of sinks that the query names, or that the stream or the snapshot wrote to.
-        to_settle: Sinks to check for the batch in flight if the query continues.
-    """
+    """What a start does with sinks; those of `to_settle` are checked for the batch in flight if the query continues."""
 
     aim: Aim
     judgements: tuple[Judgement, ...]
@@ -90,8 +84,7 @@ class Survey:
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        told = [_forecast(each, self.aim) for each in self.judgements]
-        return [each for each in told if each is not None]
+        return [found for each in self.judgements if (found := _forecast(each, self.aim)) is not None]
 
     def refuse(self, stream_id: str) -> None:
         _refuse(
@@ -105,9 +98,9 @@ class Survey:
 def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
     refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
     if refused:
-        told = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
+        reasons = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
         advised = dict.fromkeys(_advice(each, advice) for each in refused)
-        raise SharedSinkError(f"{what} {told} {' '.join(advised)}")
+        raise SharedSinkError(f"{what} {reasons} {' '.join(advised)}")
 
 
 def _advice(judgement: Judgement, otherwise: str) -> str:
@@ -229,7 +222,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     to_settle = [sink.name for sink in named.sinks]
     if not (named.is_seen and named.sinks):
-        # It may write to a table that its description does not name. Otherwise a former table keeps what it has.
+        # The query may write to a table that its description does not name.
         to_settle += [
             sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
         ]
@@ -278,7 +271,7 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
         return None
     found = log_trouble(sink.folder)
     if found is LogTrouble.GAP and facts.start is Start.TO_BATCH:
-        # A roll-back that the power cut off has left newer entries, which this one removes.
+        # A roll-back that the power cut off left newer entries, which this one removes.
         found = log_trouble(sink.folder, facts.batch_id)
     return _TROUBLES[found] if found is not None else None
 
@@ -359,10 +352,10 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
 def missing_batches(
     found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
 ) -> SinkForecast | None:
-    """Decide whether a sink is known to lack batches that the query does not write again. Pure.
+    """Decide whether a sink lacks batches that the query does not write again. Pure.
 
-    Such a table or topic was created again, or restored from an older copy. `brought_back`: the newest undone batch
-    that the roll-back of the start brings back.
+    Such a table or topic was created again, or restored from an older copy. The start's roll-back brings back undone
+    batches up to `brought_back`.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -374,7 +367,7 @@ def missing_batches(
         f"batch {first} of this stream is" if first == expected else f"batches {first} to {expected} of this stream are"
     )
     lost = f"{which} not in it" if first <= expected else ""
-    # A snapshot from before belongs to another table as well.
+    # A snapshot does not help if the table is another one.
     older = ""
     if found.identity is None:
         reason = f"{what} no longer exists; it had batches up to {expected} of this stream."
@@ -397,10 +390,7 @@ def missing_batches(
 def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
 ) -> list[SinkForecast]:
-    """Of sinks that the query must not write to, or that are neither simply continued nor rolled back.
-
-    `replay` is what the sinks will see if they are rolled back.
-    """
+    """Forecast sinks that the query must not write to, or that are neither continued nor rolled back."""
     return [
         *survey.forecasts(),
         *_forecast_shared(stream, survey, output),
@@ -411,10 +401,7 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """Of tables and topics that lack batches before the one that a start continues with.
-
-    If `output` is unknown, those written last. A roll-back (`replay`) may bring back undone batches.
-    """
+    """Forecast tables and topics that lack batches from before the start: of `output`, or else those written last."""
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
     if aim.batch_id < 0 or aim.is_unfinished or aim.start not in (Start.RESUME, Start.TO_SNAPSHOT, Start.TO_BATCH):
@@ -423,9 +410,14 @@ def _forecast_missing_batches(
     properties: Mapping[str, Any] | None = None
     if aim.start is Start.TO_SNAPSHOT and aim.location is not None:
         properties = stream.store.manifest(aim.location).header.properties
-    sinks = _written(stream, output) if properties is None else sinks_in(properties)
     described = described_sink(output)
-    told = []
+    if properties is not None:
+        sinks = sinks_in(properties)
+    elif described is not None:
+        sinks = [described]
+    else:
+        sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    forecasts = []
     for sink in sinks:
         known = known_of_executions(executions, sink)
         then = known_in(properties, sink) if properties is not None else None
@@ -436,14 +428,14 @@ def _forecast_missing_batches(
             continue
         forecast = _missing(stream, sink, known, aim.batch_id, output=output, replay=replay)
         if forecast is not None:
-            told.append(forecast)
-    return tuple(told)
+            forecasts.append(forecast)
+    return tuple(forecasts)
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """For a query that starts from the beginning where another stream wrote last, and for a fork beside its original.
+    """Forecast a sink that another stream wrote to last, for a query that starts from the beginning, or its fork.
 
-    The guard judges folders of files. An import and an adopted query do not start from the beginning.
+    The guard judges folders of files. Imports and adopted queries do not start from the beginning.
     """
     aim, sink = survey.aim, described_sink(output)
     starts_empty = aim.start is Start.EMPTY or (aim.start is Start.RESUME and aim.batch_id < 0)
@@ -479,11 +471,6 @@ def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput |
     )
 
 
-def _written(stream: StreamHandle, output: NamedOutput | None) -> Sequence[Sink]:
-    described = described_sink(output)
-    return [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
-
-
 def _missing(
     stream: StreamHandle,
     sink: Sink,
@@ -497,7 +484,7 @@ def _missing(
         found = sink.look(query_ids_of(stream))
         brought_back = sink.batch_after(replay) if replay is not None and replay.roll_back_tables else None
     except StorageAccessError as error:
-        # The start itself asks again.
+        # In a preview, leave it out: the start asks again.
         is_start = output is not None and known.identity is not None
         return SinkForecast(sink.name, SinkEffect.UNREACHABLE, str(error)) if is_start else None
     return missing_batches(found, known, batch_id, sink, brought_back) if found is not None else None

@@ -1,7 +1,7 @@
 """Refuses a start whose query reads other sources than those that its offsets belong to.
 
-Despite a changed path or subscription, a source continues if it still reads the files or topics that its log and its
-offset name: Spark then takes none of them for new.
+Despite a changed path or subscription, a source continues if it still reads the files or topics in its log and offset:
+Spark then takes none of them for new.
 """
 
 from __future__ import annotations
@@ -45,18 +45,12 @@ from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import Beginning, SourceMapping
 
-# The newest files that a source has read decide whether it still reads them.
 _FILES_LOOKED_AT = 3
 
 
 @dataclass(frozen=True)
 class SourceJudgement:
-    """The sources of a query, compared with those of the state that a start continues from.
-
-    Attributes:
-        differences: Between sources that stand for each other.
-        crossed: Why sources cannot continue others.
-    """
+    """The sources of a query, compared with those of the state; `crossed` is why some cannot continue others."""
 
     read: Mapping[str, ReadSource]
     now: Mapping[str, SourceIdentity]
@@ -91,9 +85,9 @@ def judged(
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Returns accepted differences, as messages.
+    """Refuse a start whose sources do not fit, and return the accepted differences as messages.
 
-    What is unknown refuses nothing: a state of an earlier version of the package has only offsets.
+    What is unknown is not refused: state of earlier versions of this package has only offsets.
     """
     found = judge_sources(stream, plan, now)
     if found is None:
@@ -119,11 +113,11 @@ _REMAP = "Correct map_sources: a source that reads something else is new, not th
 
 
 def state_batch(stream: StreamHandle, plan: RecoveryPlan) -> int | None:
-    """The batch whose offsets the query continues from; of a first batch in flight, its own."""
+    """Return the batch whose offsets the query continues from; for a first batch in flight, that batch."""
     if isinstance(plan, FinishRestore | Resume | Clone) and plan.to_batch is None:
         record = stream.catalog.streams.get(stream.stream_id)
         if isinstance(record.pending_restore, Forked) and not (record.origin and record.origin.source_identities):
-            # The code of an import reads another input of the same offsets.
+            # An import may read another input with the same offsets.
             return None
         live = plan.directory or record.live_directory
         positions = LiveDirectory(live).positions() if live is not None else None
@@ -150,7 +144,7 @@ def compared(
 def crossing(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None
 ) -> list[str]:
-    """Sources that changed places below a join, where that is not recorded: Spark keeps the rows of each side apart."""
+    """Return sources that may have changed sides of a join, if unrecorded: Spark keeps each side's rows apart."""
     if mapping is None or not any(each.side for each in now.values()):
         return []
     unknown = [source for source, each in was.items() if each.identity is None or each.identity.side is None]
@@ -180,7 +174,7 @@ def proposed_mapping(was: Mapping[str, ReadSource], now: Mapping[str, SourceIden
 
 def _fits(was: ReadSource, now: SourceIdentity) -> bool:
     is_known = was.identity is not None or bool(was.files or was.topics or was.table_id)
-    return is_known and not any(is_refused for _, is_refused in _in(was, now))
+    return is_known and not any(is_refused for _, is_refused in _differences_of(was, now))
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
@@ -203,12 +197,12 @@ def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expect
     offsets = read_offsets(stream, plan, batch_id)
     if recorded is None:
         if len(set(offsets.values())) <= expected < len(offsets):
-            # A relation that is read twice has two offsets.
+            # A relation read twice has two offsets.
             return {}
         return {key: _read_source(None, key, text, read) for key, text in offsets.items()}
     known = keyed(recorded)
     if offsets.keys() != known.keys():
-        # They do not say which source they belong to.
+        # It is not certain which source each offset is of.
         offsets = {}
     return {key: _read_source(identity, key, offsets.get(key), read) for key, identity in known.items()}
 
@@ -245,7 +239,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """What was recorded of it, and what its offset and log show."""
+    """A former source: its recorded identity, if any, and what its offset and log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -263,7 +257,7 @@ class ReadSource:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """Without a `why`, the source was only added or taken away."""
+    """A difference; without a `why`, the source was only added or removed."""
 
     source: str
     was: str
@@ -282,18 +276,19 @@ def source_differences(
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)
         if before is None or after is None:
-            # Spark can add a source that has a name.
+            # Spark can add a named source.
             is_new_name = before is None and after is not None and after.name is not None
             described = _NOTHING if before is None else str(before), _NOTHING if after is None else str(after)
             found.append(SourceDifference(key, *described, "", is_refused=not is_new_name))
             continue
         found += [
-            SourceDifference(key, str(before), str(after), why, is_refused) for why, is_refused in _in(before, after)
+            SourceDifference(key, str(before), str(after), why, is_refused)
+            for why, is_refused in _differences_of(before, after)
         ]
     return tuple(found)
 
 
-def _in(was: ReadSource, now: SourceIdentity) -> Iterator[tuple[str, bool]]:
+def _differences_of(was: ReadSource, now: SourceIdentity) -> Iterator[tuple[str, bool]]:
     before = was.identity
     kind = before.kind if before is not None else was.kind
     if kind is not None and kind != now.kind:
@@ -335,7 +330,7 @@ def _files(was: ReadSource, now: SourceIdentity) -> str | None:
 def _kafka(was: ReadSource, now: SourceIdentity) -> str | None:
     before = was.identity.identity if was.identity is not None else {}
     known = [each for each in (before.get(TOPICS) or "").split(",") if each]
-    read = sorted({*was.topics, *known} if not was.topics else {*was.topics})
+    read = sorted(set(was.topics or known))
     named, pattern = (now.identity.get(TOPICS) or "").split(","), now.identity.get(PATTERN)
     left = [each for each in read if each not in named and not (pattern and may_match(pattern, each))]
     if left:
@@ -365,18 +360,18 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """`path` has its scheme, and may be a pattern; `file` is a URI."""
+    """Whether a source of a path, with scheme and perhaps a pattern, reads a file, given as a URI."""
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None
 
 
 def uri_path(uri: str) -> str:
-    """As Hadoop writes a path: `file:/data/a b`, not `file:///data/a%20b`."""
+    """Return a URI as Hadoop writes a path: `file:/data/a b`, not `file:///data/a%20b`."""
     return plain_path(unquote(uri))
 
 
 def plain_path(path: str) -> str:
-    """With one notation of a local scheme and no trailing slash."""
+    """Return a path in one spelling: `file:/` if local, and no trailing slash."""
     return re.sub(r"^file:/+", "file:/", path).rstrip("/")
 
 
@@ -384,7 +379,7 @@ def folder_of(uri: str) -> str:
     return uri_path(uri).rpartition("/")[0]
 
 
-# Of Hadoop's `GlobPattern`.
+# From Hadoop's `GlobPattern`.
 _WILD = {"*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
 
 

@@ -1,8 +1,8 @@
 """What a query would read next: whether Kafka, Delta and Iceberg still have it, and chosen Kafka positions.
 
-A roll-back of a Delta table leaves the undone versions in its log. A streaming source would read them, and then fail at
-the commit that removes their rows. One that has not read them continues behind that commit, with the first file that it
-lacks. An Iceberg source follows the ancestors of the current snapshot, so it never sees what was undone.
+A roll-back of a Delta table leaves undone versions in its log. A streaming source would read them, and fail at the
+commit that removes their rows. One that has not read them is moved behind that commit, to the first file that it lacks.
+An Iceberg source follows the ancestors of the current snapshot, so it never sees what was undone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def gone_records(
     read_to: Callable[[], Mapping[str, str | None]],
     chosen: SourceOffsets | None = None,
 ) -> list[str]:
-    """`read_to` gives the offset of each source by its name in the offset log."""
+    """Return what sources no longer have; `read_to` gives their offsets by name in the offset log."""
     if not any(_forgets(leaf) for leaf in streaming_leaves(writer)):
         return []
     gone: list[str] = []
@@ -132,7 +132,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
                 f"{kept.start}; {kept.start - reads_from} records were deleted."
             )
         elif kept.stop < reads_from:
-            # Spark would plan a batch that ends before it begins, and fail at every start.
+            # Spark would plan a batch that ends before it begins, and fail.
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic ends at "
                 f"{kept.stop}: it was deleted and created again, or lost records."
@@ -225,7 +225,7 @@ _READ_CHANGES = frozenset({"readchangefeed", "readchangedata"})
 
 
 def refuse_unrestored_upstream(catalog: Catalog, stream_id: str, sources: Sequence[SourceIdentity] | None) -> None:
-    """RestoreError if a start would read rows of a table that the start of its writer is about to undo."""
+    """Refuse a start that would read rows of a table that the next start of its writer undoes."""
     edges = edges_to(catalog, stream_id, keyed(sources)) if sources else []
     for edge in edges:
         if edge.kind is not EdgeKind.TABLE:
@@ -241,7 +241,7 @@ def refuse_unrestored_upstream(catalog: Catalog, stream_id: str, sources: Sequen
 def continue_behind_roll_backs(
     stream_id: str, live: LiveDirectory, writer: DataStreamWriter, still_mine: StillMine, *, accept_loss: bool
 ) -> list[str]:
-    """Let Delta sources skip what was undone before they read it; returns a message for each. Repeatable.
+    """Let Delta sources skip undone rows that they have not read; return a message for each. Repeatable.
 
     Raises:
         RowsAtRiskError: A source would read undone rows and cannot skip them.
@@ -254,7 +254,7 @@ def continue_behind_roll_backs(
     obstacles: list[str] = []
     edits: dict[int, bytes] = {}
     behind: dict[str, int] = {}
-    # Spark asks a source again for what lies between the last two batches.
+    # Spark asks a source again for the batch between the last two offsets.
     for batch in (newest, newest - 1):
         path = f"{OFFSETS}/{batch}"
         data = live.folder.read(path) if live.folder.size(path) is not None else None
@@ -287,14 +287,14 @@ def continue_behind_roll_backs(
         )
     for batch, entry in edits.items() if not obstacles else ():
         with still_mine():
-            # Hadoop's checksum of the old content.
+            # Hadoop's checksum is of the old content.
             live.folder.delete(f"{OFFSETS}/.{batch}.crc")
             live.folder.write(f"{OFFSETS}/{batch}", [entry])
     return obstacles or messages
 
 
 def _appending_table(leaf: Any) -> str | None:
-    """Folder of a Delta source that reads new rows. One that reads changes also reads those of the roll-back."""
+    """Return the folder of a Delta source, unless it reads changes, also those of a roll-back."""
     return None if not _READ_CHANGES.isdisjoint(source_options(leaf)) else delta_folder(leaf)
 
 

@@ -1,10 +1,10 @@
 """Determines whether each source still has what a start would read again.
 
-A file source does not report missing files: Spark commits the batch without them. So each file that the log of a
-source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
+Spark commits a batch without reporting missing files. So each file that the log of a source, the journal or the
+snapshot names for these batches is looked up first, and its modification time compared.
 
-Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest one: a
-forgotten file that is put back or written again is a new one.
+Spark knows files that it has read by path, and forgets those that are `maxFileAge` older than the newest one: a
+forgotten file that is put back or written again is read as a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.pending_restore import ToBatch, ToSnapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import snapshot_location
@@ -70,8 +69,8 @@ _FOLDERS_LOOKED_IN = 100
 class InputStatus(StrEnum):
     """Whether a source still has what is read again.
 
-    ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
-    REPEATED: It also has files that were read before, and would be read once more.
+    ASKED_BY_START: The start asks Kafka, Delta or Iceberg, and is refused if it is gone.
+    REPEATED: The source also has files that were read before, and would be read once more.
     """
 
     AVAILABLE = "AVAILABLE"
@@ -83,8 +82,6 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """`reason` is a sentence, or empty."""
-
     source: str
     kind: str
     status: InputStatus
@@ -94,7 +91,6 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
     if base is None and isinstance(plan, Resume | Clone) and facts.live is not None and facts.live.in_flight == 0:
@@ -124,7 +120,7 @@ class _Again:
     Attributes:
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
-        kept: The files that kept batches have read.
+        kept: Files of kept batches.
     """
 
     offsets: Mapping[str, str | None]
@@ -146,7 +142,7 @@ class _Again:
     def of(cls, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, base: int) -> _Again:
         urls = dict.fromkeys((plan.directory, facts.stream.live_directory))
         pending, origin_of_live = facts.stream.pending_restore, facts.stream.origin
-        # What it undoes is read again, and only the directory that it was made from names the files.
+        # What the restore undoes is read again, and only its former directory names the files.
         finishes = isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot | ToBatch)
         if finishes and origin_of_live is not None and origin_of_live.map_sources is None:
             urls[origin_of_live.directory] = None
@@ -156,7 +152,6 @@ class _Again:
             offsets = read_offsets(stream, plan, base)
         elif (data := _live_offsets(directories, max(base, 0))) is not None:
             offsets = parse_offset_entry(data, f"{OFFSETS}/{max(base, 0)}").sources
-            # Before the first batch, nothing was read.
             offsets = offsets if base >= 0 else dict.fromkeys(offsets)
         positions = {key: log_offset(text) for key, text in offsets.items()}
         # The log of another timeline has other files under the same numbers.
@@ -165,11 +160,11 @@ class _Again:
         goes_back = finishes or isinstance(plan, Restore | Rewind | RestoreAndReplay)
         until = plan.to_batch if isinstance(plan, RestoreAndReplay) else None if finishes else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
-        # What the kept batches have read matters only to a start that goes back.
+        # What kept batches have read matters only to a start that goes back.
         after = dict.fromkeys(offsets, -1) if goes_back else first
         in_live = [_files_in(directory, after) for directory in directories]
         stored = _snapshot_logs(stream, plan)
-        logs = [*(each for each in in_live if each is not None), stored, *(_in(batch.files) for batch in planned)]
+        logs = [*(each for each in in_live if each is not None), stored, *(_logs_in(batch.files) for batch in planned)]
         origin = stored if plan.snapshot is not None else next((each for each in in_live if each is not None), {})
         kept = {
             key: [each for each in origin.get(key, ()) if position is not None and each.position <= position]
@@ -190,7 +185,7 @@ class _Again:
         return cls(
             offsets=offsets,
             goes_back=rewinds,
-            is_named=is_good or until is None or _covers(planned, base, until),
+            is_named=is_good or until is None or base + len(planned) >= until,
             files=files,
             kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",
@@ -206,7 +201,7 @@ def _inputs(
         if kind == FILE or (kind is None and again.files[key]):
             yield _files(again, key, identity, session)
         elif not again.goes_back:
-            # The batch in flight has a fixed plan: what the source lacks of it, its next batch meets.
+            # The plan of the batch in flight is fixed: what its source lacks shows when it runs.
             continue
         elif kind in (KAFKA, DELTA, ICEBERG):
             yield SourceInput(key, str(kind), InputStatus.ASKED_BY_START)
@@ -222,9 +217,9 @@ def _inputs(
 def _as_sinks_list(
     stream: StreamHandle, again: _Again, sources: Mapping[str, SourceIdentity]
 ) -> tuple[_Again, list[SourceInput]]:
-    """Without files that a stream upstream has undone, and what logs of sinks do not list any more for their age.
+    """Leave out files that a stream upstream has undone, and return inputs that logs of sinks no longer list.
 
-    From the folder of a sink, Spark reads what its log lists. A replay reads what was planned.
+    From the folder of a sink, Spark reads what its log lists; a replay reads what was planned.
     """
     expired = []
     edges = [each for each in edges_to(stream.catalog, stream.stream_id, sources) if each.kind is EdgeKind.FILES]
@@ -294,7 +289,7 @@ def _read_once_more(
     again_ms = [each for each in existing.values() if each is not None]
     if max_age is None or not (times or again_ms):
         return []
-    # Spark's first listing knows the kept files only, later ones those that are read again as well.
+    # Spark's first listing knows only the kept files, later ones also those that are read again.
     newest = sorted({max(each) for each in (times, times + again_ms) if each})
     candidates = forgotten(kept, newest[-1], max_age)
     by_folder: dict[str, list[SourceFile]] = defaultdict(list)
@@ -330,7 +325,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
     if plan.snapshot is None:
         return {}
     location = snapshot_location(plan.snapshot)
-    return _in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
+    return _logs_in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
@@ -340,7 +335,7 @@ def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | No
         return None
 
 
-def _in(files: Mapping[str, bytes]) -> _Files:
+def _logs_in(files: Mapping[str, bytes]) -> _Files:
     logs: dict[str, dict[str, bytes]] = defaultdict(dict)
     for path, data in files.items():
         place, _, source = path.rpartition("/")[0].rpartition("/")
@@ -349,10 +344,6 @@ def _in(files: Mapping[str, bytes]) -> _Files:
     with suppress(LiveDirectoryError):
         return {source: files_in_entries(entries) for source, entries in logs.items()}
     return {}
-
-
-def _covers(planned: Sequence[PlannedBatch], base: int, until: int) -> bool:
-    return base + len(planned) >= until
 
 
 DEFAULT_MAX_AGE = "7d"

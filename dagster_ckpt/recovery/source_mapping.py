@@ -43,24 +43,25 @@ _LONGEST = 200
 def plan_of_start(
     stream: StreamHandle, facts: RecoveryFacts, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The recovery plan, with the positions that only the sources know.
+    """Return the recovery plan, with the positions that only the sources know.
 
-    A mapping that an earlier start has carried out changes nothing, so a start that was killed can be repeated. To
-    carry it out once more, a user names a point.
+    A mapping that an earlier start has carried out changes nothing, so that a killed start can be repeated. To carry it
+    out again, a user names a point.
     """
     plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
     if mapping is None:
         return resolved_offsets(stream, plan, describe)
     writer = describe() if describe is not None else None
     now = source_identities(writer) if writer is not None else None
-    if now is not None and _is_carried_out(stream, facts, keyed(now)):
-        plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
-        why = (
-            "map_sources changes nothing: the state was read by the query's sources already. If one of them is to read "
-            "from elsewhere, name the batch to go back to"
-        )
-        plan = replace(plan, reason=f"{plan.reason}; {why}")
-        return resolved_offsets(stream, plan, describe)
+    if now is not None:
+        without_mapping = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+        if _is_carried_out(stream, facts, without_mapping, keyed(now)):
+            why = (
+                "map_sources changes nothing: the state was read by the query's sources already. If one of them is to "
+                "read from elsewhere, name the batch to go back to"
+            )
+            plan = replace(without_mapping, reason=f"{without_mapping.reason}; {why}")
+            return resolved_offsets(stream, plan, describe)
     if isinstance(plan, FinishRestore):
         raise OptionError(
             f"map_sources cannot be used yet: stream {stream.stream_id!r} has an unfinished restore, rewind or fork. "
@@ -79,9 +80,9 @@ def plan_of_start(
     return resolved_offsets(stream, replace(plan, sources=found), describe)
 
 
-def _is_carried_out(stream: StreamHandle, facts: RecoveryFacts, now: Mapping[str, SourceIdentity]) -> bool:
-    """To read a source again that fits as it is, a user names a point: a repeated start must not do it again."""
-    plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+def _is_carried_out(
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, now: Mapping[str, SourceIdentity]
+) -> bool:
     batch_id = state_batch(stream, plan)
     if batch_id is None:
         return False
@@ -202,7 +203,7 @@ _CHOOSE = {
 
 
 def _first_position(writer: DataStreamWriter, index: int, identity: SourceIdentity, beginning: Beginning) -> Position:
-    """`index` is that of the source in the offset log; OptionError if it cannot begin there."""
+    """Return where a source begins, by its index in the offset log; OptionError if it cannot begin there."""
     if beginning is Beginning.AS_CODE:
         return BEGINNING
     if identity.kind == KAFKA:

@@ -1,6 +1,6 @@
-"""What of a state still means something to a changed query, operator by operator. Pure.
+"""Decides for each operator which state is still valid for a changed query. Pure.
 
-Spark keeps an aggregation's values as the buffers of its functions.
+Spark stores an aggregation's values as the buffers of its functions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_wide
 
 AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
 _AGGREGATION = ("stateStoreSave", UNNAMED)
-# Version of the schemas of stores with column families: transformWithState, joins with state v3.
+# Schema version of stores with column families: transformWithState, joins with state v3.
 _FAMILIES = 3
-# Revision of a description from which it names the columns that a join keeps.
+# From this revision on, a description names the columns that a join keeps.
 _EXACT_JOINS = 3
 _WITHOUT_ROWS = ": it begins without rows"
 
@@ -59,7 +59,7 @@ def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[s
     records = before.as_record(), after.as_record()
     if records[0] == records[1]:
         return ()
-    # A long description is recorded in part.
+    # Of a long description, only a part is recorded.
     return tuple(_differences(read_plan(records[0]) or before, read_plan(records[1]) or after))
 
 
@@ -97,7 +97,7 @@ def operator_differences(old: PlanOperator, new: PlanOperator, number: int) -> I
 
 
 def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Spark finds keys and values by position."""
+    """Compare by position, as Spark does."""
     for index in range(max(len(old), len(new))):
         was = " ".join(old[index]) if index < len(old) else _NOTHING
         now = " ".join(new[index]) if index < len(new) else _NOTHING
@@ -133,10 +133,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """About one operator, or a watermark.
+    """What becomes of the state of one operator, or of a watermark.
 
     Attributes:
-        was: Its place among the operators of the former plan, and `now` of the new one; None: it has none.
+        was: Its place among the operators of the former plan, as `now` in the new one; None: it has none.
         why: What differs; empty if nothing does.
     """
 
@@ -155,9 +155,9 @@ class Decision:
 def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
-    """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
+    """Decide in the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
     numbers, after = after.numbers, after.as_described_by(before.revision)
-    # A long description is recorded in part, and the former one comes from its record.
+    # Of a long description, only what would be recorded can be compared.
     after = replace(read_plan(after.as_record()) or after, numbers=numbers)
     old, new = before.operators, after.operators
     found: list[Decision] = []
@@ -167,8 +167,8 @@ def evolve(
             pairs = zip(range(old_from, old_to), range(new_from, new_to), strict=True)
             found += [_changed(old[was], new[now], was, now) for was, now in pairs]
             continue
-        found += [_one(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
-        found += [_one(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
+        found += [_added_or_removed(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
+        found += [_added_or_removed(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
     found = list(_with_doubts(found, before, after))
     for rule in rules:
         found = list(_with_rule(found, rule, before, after))
@@ -206,7 +206,7 @@ def _place(plan: PlanDescription, named: int | str, where: str) -> int:
     return found[0]
 
 
-def _one(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
+def _added_or_removed(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
     if operator.kind == LIMIT_KIND:
         return Decision(Fate.REFUSE, operator, was, now, f"{why}: the counter of a limit cannot be read")
     if fate is Fate.ADD and operator.kind != WATERMARK:
@@ -224,7 +224,7 @@ def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDesc
     marks = [sum(each.kind == WATERMARK for each in plan.operators) for plan in (before, after)]
     for each in found:
         if each.operator.kind == WATERMARK and None in (each.was, each.now) and min(marks) > 0:
-            # With its source, which is a change of its own.
+            # Its source was added or removed, too.
             yield replace(each, fate=Fate.REFUSE)
         elif unclear and each.keeps_state and each.fate is not Fate.REFUSE:
             why = f"{each.why or 'unchanged'}, but which state is whose is not certain: several operators are alike"
@@ -244,7 +244,7 @@ def _changed(old: PlanOperator, new: PlanOperator, was: int, now: int) -> Decisi
     if not why:
         return Decision(Fate.KEEP, new, was, now)
     if new.kind == WATERMARK and old.keys == new.keys:
-        # It never goes back, so state stays valid.
+        # A watermark never goes back, so state stays valid.
         return Decision(Fate.MIGRATE, new, was, now, why)
     one, other = _resolved(old), _resolved(new)
     if new.kind != AGGREGATE:
@@ -264,22 +264,21 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
     if any(made[0].get(f"{COLUMNS}{text}") != made[1].get(f"{COLUMNS}{text}") for text in texts):
         return True
     if dict(old.settings).get(BRANCH) != dict(new.settings).get(BRANCH):
-        # Another stream of rows.
+        # It gets the rows of another branch.
         return True
     gone, come = ({_unqualified(text) for text, _ in each.values if text not in kept} for each in (old, new))
     if gone & come:
-        # An alias or a view was renamed, or it is the column of another input: the sum must not begin again.
+        # An alias or view was renamed, or the column is of another input: the sum must not begin again.
         return True
     return old.keys != new.keys or bool(_mentioned(texts, {**_definitions(old), **_definitions(new)}) & changed)
 
 
 def _unqualified(text: str) -> str:
-    # Spark does not distinguish case.
     return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text).casefold()
 
 
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
-    """By name, in lower case: Spark does not distinguish."""
+    """Return definitions by name, in lower case, as Spark ignores case."""
     found: dict[str, tuple[str, ...]] = {}
     for name, text in operator.definitions:
         found[name.casefold()] = (*found.get(name.casefold(), ()), text)
@@ -294,7 +293,7 @@ def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]])
     to_read = list(texts)
     while to_read:
         text = to_read.pop().casefold()
-        # A name may be no word.
+        # A name need not be a word.
         words = {quoted or plain for quoted, plain in _WORD.findall(text)} | ({text} & definitions.keys())
         words -= found
         found |= words
@@ -303,7 +302,7 @@ def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]])
 
 
 def _resolved(operator: PlanOperator) -> PlanOperator:
-    """With renamed columns under their former names."""
+    """Return an operator with renamed columns under their former names."""
     names = {name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1}
     renamed = _origins({name: text for name, text in names.items() if text.isidentifier()})
 
@@ -323,7 +322,7 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
 
 
 def _origins(renamed: Mapping[str, str]) -> dict[str, str]:
-    """The first name of each column that was renamed, perhaps several times; not of those that changed their names."""
+    """Return the first name of each renamed column, but not of columns that swapped their names."""
     found = {}
     for name, former in renamed.items():
         seen, origin = {name}, former
@@ -357,19 +356,19 @@ _BUFFERS = {
     "last": _Buffer(("last", "valueSet"), (None, False)),
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "variance", "var_samp", "var_pop"), _ONE_NUMBER),
 }
-# What stands for the rest in a record of many.
+# Stands for the rest of a long record.
 _CUT = re.compile(r"\d+ more")
 _OF_THE_RESULT = ("count", "sum", "min", "max", "first", "last")
 
 
 def has_other_rows(decisions: Sequence[Decision], before: PlanDescription) -> bool:
-    """Whether Spark certainly refuses the stored rows of an operator: they have other columns."""
+    """Whether Spark certainly refuses stored rows of an operator, as they have other columns."""
     for each in decisions:
         if each.was is None or each.now is None or each.operator.kind == WATERMARK:
             continue
         old, new = before.operators[each.was], each.operator
         if old.kind == JOIN_KIND and before.revision < _EXACT_JOINS:
-            # Which columns it keeps was not recorded exactly.
+            # Its columns were not recorded exactly.
             continue
         if any(_CUT.fullmatch(name) for each_one in (old, new) for name, _ in (*each_one.keys, *each_one.values)):
             continue
@@ -384,7 +383,7 @@ def _kinds(pairs: Sequence[Pair]) -> list[str | None]:
 
 
 def _value_kinds(operator: PlanOperator) -> list[str | None] | None:
-    """Of the columns that Spark stores; None if the plan does not tell."""
+    """Return the types of the columns that Spark stores; None if the plan does not say."""
     if operator.kind != AGGREGATE:
         return _kinds(operator.values)
     found: list[str | None] = []
@@ -392,7 +391,7 @@ def _value_kinds(operator: PlanOperator) -> list[str | None] | None:
         function = _function(text)
         if function not in _BUFFERS:
             return None
-        # A sum of decimals is kept with a flag.
+        # A sum of decimals has a flag.
         columns = len(_BUFFERS[function].names) + (function == "sum" and result.startswith("decimal"))
         found += [kind if function in _OF_THE_RESULT else None, *([None] * (columns - 1))]
     return found
@@ -414,10 +413,10 @@ def taken_rows(
     olds: Sequence[Operator],
     news: Sequence[Operator],
 ) -> dict[int, TakenRows]:
-    """What each operator of the new query takes; `olds` and `news` are in Spark's order.
+    """Return what each operator of the new query takes over; `olds` and `news` are in Spark's order.
 
     Raises:
-        StateRewriteError: The stored state is not what the plans let expect.
+        StateRewriteError: The stored state does not match the plans.
     """
     old_number, new_number = _numbers(before, after, olds, news)
     found = {}
@@ -426,24 +425,24 @@ def taken_rows(
             continue
         was, now = olds[old_number[each.was]], news[new_number[each.now]]
         if UNNAMED not in (was.name, now.name) and was.name != now.name:
-            raise _other(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
+            raise _cannot_migrate(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
         if _FAMILIES in (was.schema_version, now.schema_version):
             if (was.stores, _schemas(was)) != (now.stores, _schemas(now)):
-                raise _other(each, "its stored schemas differ, and such schemas are compared as a whole")
+                raise _cannot_migrate(each, "its stored schemas differ, and such schemas are compared as a whole")
             found[now.number] = TakenRows(was.number)
             continue
         if _types(key_columns(was.files[-1])) != _types(key_columns(now.files[-1])):
-            raise _other(each, "its key has other types, which decide in which partition a row is")
+            raise _cannot_migrate(each, "its key has other types, which decide in which partition a row is")
         if was.schema_version != now.schema_version and each.fate is Fate.MIGRATE:
-            raise _other(each, "its stored schema has another version")
+            raise _cannot_migrate(each, "its stored schema has another version")
         old, new = value_columns(was.files[-1]), value_columns(now.files[-1])
         if each.operator.kind != AGGREGATE or each.fate is Fate.KEEP:
             if _types(old) != _types(new):
-                raise _other(each, "its values have other types")
+                raise _cannot_migrate(each, "its values have other types")
             found[now.number] = TakenRows(was.number)
             continue
         if now.name not in _AGGREGATION:
-            raise _other(each, "the values of session windows are not taken apart")
+            raise _cannot_migrate(each, "the values of session windows are not taken apart")
         values = _values(each, _resolved(before.operators[each.was]), _resolved(each.operator), old, new)
         found[now.number] = TakenRows(was.number, len(old), values)
     return found
@@ -476,11 +475,11 @@ def _schemas(operator: Operator) -> list[bytes | None]:
 def _numbers(
     before: PlanDescription, after: PlanDescription, olds: Sequence[Operator], news: Sequence[Operator]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Spark's numbers, by the place of an operator in its plan."""
+    """Return Spark's operator numbers, by place in each plan."""
     kinds = [[each.kind for each in plan.operators] for plan in (before, after)]
     numbers = before.numbers
     if numbers is None and after.numbers is not None:
-        # An earlier version of this package did not record them; the same operators have the same branches.
+        # Earlier versions of this package did not record them; the same operators have the same branches.
         numbers = after.numbers
         if kinds[0] != kinds[1]:
             raise StateRewriteError(
@@ -519,15 +518,17 @@ def _values(
             if text not in places:
                 start = starts[index] if index < len(starts) else None
                 if start is not None and not can_begin(kind):
-                    raise _other(decision, f"{text} begins with a value of type {kind}, which cannot be written")
+                    raise _cannot_migrate(
+                        decision, f"{text} begins with a value of type {kind}, which cannot be written"
+                    )
                 if column["name"] == "isEmpty":
-                    raise _other(decision, f"{text} of type {kind} begins with a value that cannot be written")
+                    raise _cannot_migrate(decision, f"{text} of type {kind} begins with a value that cannot be written")
                 found.append(Taken(kind, None, "", start))
                 continue
             source = places[text].start + index
             was = _kind(stored[source])
             if not is_known(kind) or not (was == kind or can_widen(was, kind)):
-                raise _other(decision, f"{text} was {was} and is {kind}")
+                raise _cannot_migrate(decision, f"{text} was {was} and is {kind}")
             found.append(Taken(kind, source, was))
     return tuple(found)
 
@@ -537,18 +538,18 @@ def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping
     for text, _ in operator.values:
         buffer = _BUFFERS.get(_function(text))
         if buffer is None:
-            raise _other(decision, f"the buffer of {text} is not known")
+            raise _cannot_migrate(decision, f"the buffer of {text} is not known")
         names = buffer.names
         if names == ("sum",) and at + 1 < len(stored) and stored[at + 1]["name"] == "isEmpty":
             names = ("sum", "isEmpty")
         if tuple(column["name"] for column in stored[at : at + len(names)]) != names:
-            raise _other(decision, f"the buffer of {text} is not where it was expected")
+            raise _cannot_migrate(decision, f"the buffer of {text} is not where it was expected")
         if text in found:
-            raise _other(decision, f"{text} is there twice, under two names of a column")
+            raise _cannot_migrate(decision, f"{text} is there twice, under two names of a column")
         found[text] = slice(at, at + len(names))
         at += len(names)
     if at != len(stored):
-        raise _other(decision, f"its values have {len(stored)} fields, but {at} were expected")
+        raise _cannot_migrate(decision, f"its values have {len(stored)} fields, but {at} were expected")
     return found
 
 
@@ -560,7 +561,7 @@ def _kind(column: Mapping[str, Any]) -> str:
     return str(column["type"])
 
 
-# Spark's schemas differ in it between releases.
+# Releases of Spark differ in nullability.
 _NULLABLE = re.compile(r"'(nullable|containsNull|valueContainsNull)': (True|False)")
 
 
@@ -568,7 +569,7 @@ def _types(columns: Sequence[Mapping[str, Any]]) -> list[str]:
     return [_NULLABLE.sub("", str(each["type"])) for each in columns]
 
 
-def _other(decision: Decision, why: str) -> StateRewriteError:
+def _cannot_migrate(decision: Decision, why: str) -> StateRewriteError:
     return StateRewriteError(
         f"The state of the {describe_operator(decision.operator)} cannot be migrated: {why}. {_ADVICE}"
     )

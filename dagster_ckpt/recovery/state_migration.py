@@ -1,4 +1,4 @@
-"""Gives a changed query its state: what still means something, or what its input makes of it."""
+"""Gives a changed query its state: what is still valid, or what is built from its input."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class PlannedMigration:
-    """A change of the state that a start carries out while its new directory is built.
-
-    Attributes:
-        decisions: Per operator; None: all state is built from the input.
-    """
+    """A change of the state by a start; without `decisions` on operators, all state is built from the input."""
 
     describe: Callable[[], DataStreamWriter]
     before: PlanDescription
@@ -73,7 +69,7 @@ class PlannedMigration:
     def graft(
         self, source: LiveDirectory, place: LiveDirectory, watch: Watch, report: Callable[[str], None]
     ) -> Iterator[Graft]:
-        """The operators of the new code for the state of a directory; `place` is deleted at the end."""
+        """Build the new code's operators in `place`, which is deleted at the end, for the state of `source`."""
         given = place.sibling(".given")
         for each in (place, given):
             each.delete()
@@ -98,7 +94,7 @@ class PlannedMigration:
             given.delete()
 
     def check_input(self, record: StreamRecord, plan: RecoveryPlan) -> None:
-        """Refuse input that is gone before anything changes. What a snapshot has read is known once it is restored."""
+        """Refuse input that is gone; for a snapshot, that is checked once it is restored."""
         if self.decisions is None and plan.snapshot is None:
             refuse_gone_input(self.describe(), LiveDirectory(plan.directory or record.live_directory or ""))
 
@@ -121,7 +117,7 @@ def state_migration(
     *,
     rules: Sequence[StateMigration] = (),
 ) -> PlannedMigration | None:
-    """None if the start asks for no migration, or the plans agree; PlanChangedError if the state cannot be migrated."""
+    """Plan a requested migration, if plans differ; PlanChangedError if the state cannot be migrated."""
     if not (start_from.migrate_state or start_from.bootstrap_state):
         return None
     old = old_plan(record, recovery)
@@ -166,7 +162,7 @@ def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
         if identity.kind not in (FILE, KAFKA, DELTA, ICEBERG, *GENERATED):
             raise _not_read_again(key, identity, "only files, Kafka, Delta and Iceberg can be read up to a position")
         if identity.kind == FILE:
-            # The log also has the files of batches that a rewind has undone.
+            # The log also has files of batches that a rewind undid.
             last = log_offset(ends.get(key))
             files = [each for each in files_after(live.folder, key, -1) if last is None or each.position <= last]
             existing = existing_files([each.path for each in files], session_of(writer)) or {}
@@ -190,7 +186,6 @@ def _not_read_again(key: str, identity: SourceIdentity, why: object) -> StateRew
 
 
 def _read_to(live: LiveDirectory) -> Mapping[str, str | None]:
-    """The offsets of the newest batch."""
     newest = live.positions().commit
     if newest is None:
         return {}
@@ -204,9 +199,9 @@ def _beginnings(
     sources: Mapping[str, SourceIdentity],
     ends: Mapping[str, str | None],
 ) -> dict[str, str | None]:
-    """Where each source begins that reads once more, by its name in the offset log.
+    """Return where each source begins to read again, by its name in the offset log.
 
-    Kafka's and Iceberg's have that in their logs. A Delta table is read from where the code says.
+    For Kafka and Iceberg, the source's log says so; for Delta, the code.
     """
     found: dict[str, str | None] = {}
     for leaf, name, end in sources_in_entry(writer, ends):
@@ -214,7 +209,7 @@ def _beginnings(
         if identity.kind == KAFKA:
             _, _, found[name] = (_logged(live, f"{log}/0") or "").partition("\n")
         elif identity.kind == ICEBERG:
-            # It would begin at the oldest snapshot of today.
+            # Otherwise it would begin at today's oldest snapshot.
             found[name] = _logged(live, f"{log}/offsets/0") or FROM_THE_FIRST
         elif identity.kind == DELTA and (ended := delta_offset(end)) is not None:
             try:
@@ -244,10 +239,8 @@ def make_fresh_state(
 ) -> None:
     """Fill a new directory with the state of a query after the newest batch of `live`, or after no input.
 
-    One batch without output reads all input. A second one has none and the watermark of the newest batch of `live`, so
-    that what was complete then is complete here.
-
-    On an error, the caller deletes the directory.
+    One batch without output reads all input. A second one reads none and has the newest watermark of `live`, so that
+    what was complete then is complete here. On an error, the caller deletes the directory.
     """
     newest = live.positions().commit
     if newest is None:

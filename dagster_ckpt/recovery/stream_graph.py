@@ -1,8 +1,8 @@
-"""The graph of the streams of a catalog: selections of it, its recovery line, and the readers of one stream.
+"""The graph of the streams of a catalog: selections of it, and its recovery line.
 
-The recovery line is the greatest consistent line over snapshots. A snapshot of a stream is consistent with one of its
-upstream if that contains all that it has read of it. What it has not read is in a durable sink and arrives by itself.
-So a reader goes back because of its upstream, never vice versa, and one pass in topological order finds the line.
+The recovery line is the newest consistent line of snapshots. A snapshot is consistent with one of an upstream stream if
+that contains all that was read of it. What was not read yet is in a durable sink and arrives by itself. So a reader
+goes back because of its upstream, never vice versa, and one pass in topological order finds the line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Point:
     """A position of a stream that it can go back to.
 
     Attributes:
-        batch: -1 before the first.
-        begins: Of each timeline of the stream its parent, and the batch after which it branched off.
-        reads: What it has read of other streams; None if that was not recorded.
+        batch: -1 is before the first.
+        begins: Each timeline's parent, and the batch after which it branched off.
+        reads: What it has read of other streams; None if not recorded.
     """
 
     name: str
@@ -49,7 +49,7 @@ EMPTY = Point("empty state", -1)
 
 
 def remaining(read: Read, timeline: int, begins: Mapping[int, tuple[int, int]]) -> Read:
-    """What is left of a read on another timeline of the upstream stream: both have the batches of their common past."""
+    """Return what is left of a read on another timeline of the upstream stream: the batches of their common past."""
     if read.batch is None:
         return replace(read, timeline=timeline)
     mine = {**past_of(read.timeline, begins), read.timeline: LARGEST_LONG}
@@ -60,12 +60,7 @@ def remaining(read: Read, timeline: int, begins: Mapping[int, tuple[int, int]]) 
 
 @dataclass(frozen=True)
 class Member:
-    """A stream of a line.
-
-    Attributes:
-        skipped: Why each newer snapshot is not part of the line.
-        unproven: Why the point is not proven to be consistent.
-    """
+    """A stream of a line; `skipped` says why newer snapshots are not part of it."""
 
     stream_id: str
     point: Point
@@ -95,7 +90,7 @@ class RecoveryLine:
 
 
 def topological(streams: Iterable[str], edges: Iterable[Edge]) -> list[str]:
-    """Each after those that it reads; OptionError if they read each other in a circle."""
+    """Order streams after those that they read; OptionError if they read each other in a circle."""
     left = {stream: set[str]() for stream in sorted(set(streams))}
     for edge in edges:
         if edge.reader in left and edge.upstream in left:
@@ -116,11 +111,11 @@ def topological(streams: Iterable[str], edges: Iterable[Edge]) -> list[str]:
 def recovery_line(
     order: Sequence[str], points: Mapping[str, Sequence[Point]], edges: Iterable[Edge] = ()
 ) -> RecoveryLine:
-    """The newest point of each stream that has read nothing of its upstream that would be undone.
+    """Find the newest point of each stream that has read nothing of its upstream that would be undone.
 
     Args:
-        order: Upstream first. Other streams that they read do not go back.
-        edges: Those of unknown kind make the line not provable.
+        order: Upstream first. Other streams do not go back.
+        edges: Those of unknown kind make the line unprovable.
     """
     edges = list(edges)
     chosen: dict[str, Point] = {}
@@ -152,7 +147,7 @@ def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Sequ
         return (f"{point.name} of {stream} does not record what it has read",)
     recorded = {(each.source, each.upstream) for each in point.reads}
     for edge in edges:
-        # Earlier versions did not record topics, and a sink whose log was empty was not known for one.
+        # Earlier versions did not record topics, and an empty sink log was not recognized.
         is_read = edge.reader == stream and edge.kind is not EdgeKind.UNKNOWN
         if is_read and (edge.source, edge.upstream) not in recorded:
             return (f"{point.name} of {stream} does not record how far it has read {edge.sink}",)
@@ -184,10 +179,9 @@ class StreamGraph:
 
 
 def select(selection: str, streams: Mapping[str, str], edges: Iterable[Edge]) -> StreamGraph:
-    """The part of the graph that a selection names, as in Dagster: `orders+` is `orders` and all that reads it.
+    """Select a part of the graph as in Dagster, see `Client.recovery_line`, with the streams between.
 
     Args:
-        selection: Separated by commas; `+orders` is `orders` and all that it reads. Streams between are included.
         streams: Ids, by every name of a stream.
     """
     edges = list(edges)
@@ -206,7 +200,6 @@ def select(selection: str, streams: Mapping[str, str], edges: Iterable[Edge]) ->
         chosen.add(stream)
         chosen |= reached([stream], upward) if match["upstream"] else set()
         chosen |= reached([stream], downward) if match["downstream"] else set()
-    # Streams between two of them belong to the same history.
     chosen |= reached(chosen, upward) & reached(chosen, downward)
     within = tuple(edge for edge in edges if edge.reader in chosen and edge.upstream in chosen)
     return StreamGraph(tuple(topological(chosen, within)), within)
@@ -225,7 +218,7 @@ def reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
 def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
     streams = catalog.streams.all()
     written = Counter(key for each in streams for key in each.asset_key.split(", "))
-    # An asset that an older stream wrote as well names neither.
+    # An asset that two streams wrote names neither.
     names = {key: each.stream_id for each in streams for key in each.asset_key.split(", ") if written[key] == 1}
     names |= {each.stream_id: each.stream_id for each in streams}
     return select(selection, names, edges_in(catalog))
@@ -233,14 +226,12 @@ def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
 
 def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | None = None) -> RecoveryLine:
     readers = {edge.reader for edge in graph.edges}
-    points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
-    return recovery_line(
-        graph.order, points | {stream: [point] for stream, point in (given or {}).items()}, graph.edges
-    )
-
-
-def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
-    return [point_of(catalog, each, reads=reads) for each in catalog.snapshots.restorable(stream_id)]
+    points = {
+        stream: [point_of(catalog, each, reads=stream in readers) for each in catalog.snapshots.restorable(stream)]
+        for stream in graph.order
+    }
+    points |= {stream: [point] for stream, point in (given or {}).items()}
+    return recovery_line(graph.order, points, graph.edges)
 
 
 def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) -> Point:

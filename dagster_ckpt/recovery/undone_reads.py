@@ -1,7 +1,7 @@
-"""Rows that a stream has read, and that a stream upstream has undone: which of its points have not, and who has.
+"""Rows that a stream has read and that a stream upstream has undone: which points and which readers have them.
 
 By the rule of `stream_graph`, a point is consistent with an upstream stream if that still has all that the point has
-read of it. What a stream has gone on with, or a person has accepted (`accept_undone`), does not count any more.
+read of it. Rows that a stream continued with, or a user accepted (`accept_undone`), no longer count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Upstream:
 
     Attributes:
         before: Its timeline when the reader last started.
-        is_done: Whether no restore of it is unfinished.
+        is_done: It has no unfinished restore.
     """
 
     timeline: int
@@ -61,7 +61,7 @@ class _Upstream:
         return Point("now", LARGEST_LONG, self.timeline, self.begins)
 
     def undid(self, until: int) -> list[int]:
-        """The timelines since the reader's start that undid rows. The first start of a stream undoes none."""
+        """Return the timelines since the reader's start that undid rows; the first start undoes none."""
         return [each for each in range(self.before + 1, until + 1) if each in self.branches or each > 1]
 
     def undid_unaccepted(self, until: int) -> bool:
@@ -73,11 +73,7 @@ class _Upstream:
 
 @dataclass(frozen=True)
 class Reader:
-    """A stream that reads others.
-
-    Attributes:
-        started: What it had read when it last started; of interest is how much of it was undone.
-    """
+    """A stream that reads others; `started` is what it had read, and how much was undone, when it last started."""
 
     edges: Sequence[Edge]
     upstream: Mapping[str, _Upstream]
@@ -85,7 +81,7 @@ class Reader:
 
     @classmethod
     def of(cls, catalog: Catalog, stream: StreamRecord, sources: Mapping[str, SourceIdentity] | None = None) -> Reader:
-        """`sources`: of its query; if they are not known, those that it has recorded."""
+        """Describe a reader; `sources` are those of its query, or None for those that earlier starts recorded."""
         found = edges_to(catalog, stream.stream_id, sources or recorded_sources(catalog, stream))
         edges = [each for each in found if each.kind is not EdgeKind.UNKNOWN]
         started = reads_in(catalog.executions.last_recovery(stream.stream_id) or {})
@@ -96,7 +92,7 @@ class Reader:
             before = [each.timeline for each in started or () if each.upstream == name]
             upstream[name] = _Upstream(
                 record.timeline,
-                # Older versions recorded none. A stream that was not known then has begun since.
+                # Older versions recorded none. A stream unknown then has started since.
                 min(before, default=0) if started is not None else record.timeline,
                 {each.timeline: each for each in catalog.history.branches(name)} if record.may_have_gone_back else {},
                 is_done=record.pending_restore is None,
@@ -105,7 +101,7 @@ class Reader:
         return cls(edges, upstream, {_key(each): each for each in started or ()})
 
     def since(self, *, accepted: bool, with_unfinished: bool = False) -> set[str]:
-        """The upstream streams that undid rows since it started; with `accepted`, also if that was accepted."""
+        """Return the upstream streams that undid rows since its start, with `accepted` also if that was accepted."""
         return {
             name
             for name, each in self.upstream.items()
@@ -114,12 +110,12 @@ class Reader:
         }
 
     def counted(self, read: Read) -> Read:
-        """A read without what it has gone on with, and what was accepted."""
+        """Return a read without undone rows that it continued with or that were accepted."""
         of = self.upstream.get(read.upstream)
         if of is None or read.kind is EdgeKind.UNKNOWN:
             return read
         before = self.started.get(_key(read))
-        # On a timeline that was left before, what it has gone on with may be there again.
+        # On a timeline that was left before, such rows may be there again.
         goes_on = before is not None and of.before in {read.timeline, *past_of(read.timeline, of.begins)}
         undone = max(0, read.undone - (before.undone if before is not None and goes_on else 0))
         if not of.undid_unaccepted(read.timeline):
@@ -131,7 +127,6 @@ class Reader:
         return replace(read, undone=undone)
 
     def why(self, reads: Sequence[Read], went_back: set[str]) -> str | None:
-        """What of these was undone."""
         for read in map(self.counted, reads):
             if read.upstream not in went_back or read.kind is EdgeKind.UNKNOWN:
                 continue
@@ -147,7 +142,6 @@ class Reader:
         return {each.upstream for each in self.edges if each.upstream in went_back and _key(each) not in known}
 
     def why_not(self, snapshot: SnapshotRecord, went_back: set[str]) -> str | None:
-        """Why it cannot go back to a snapshot."""
         reads = reads_in(snapshot.properties) or ()
         unknown = self.unknown(reads, went_back)
         return self.why(reads, went_back) or (
@@ -155,7 +149,7 @@ class Reader:
         )
 
     def as_started(self, judged: set[str], reads: Sequence[Read] = ()) -> tuple[Read, ...]:
-        """What a start records: up to where these upstream streams were judged, and how much was undone."""
+        """Return what a start records: up to which timeline upstream streams were judged, and how much was undone."""
         now = {_key(each): each for each in reads if each.kind is not EdgeKind.UNKNOWN}
         found = []
         for edge in self.edges:
@@ -170,12 +164,9 @@ class Reader:
 def with_undone_reads(
     catalog: Catalog, facts: RecoveryFacts, sources: Mapping[str, SourceIdentity] | None = None
 ) -> RecoveryFacts:
-    """Let the plan go back behind what streams upstream have undone since the last start, if it may choose its point.
+    """Let a plan that may choose its point go back behind what streams upstream have undone since the last start.
 
-    A restore that is not finished, of this stream or upstream, is left to the next start.
-
-    Args:
-        sources: Of its query, if they are known: a first start has recorded none, and another may change them.
+    Unfinished restores, here or upstream, are left to the next start.
     """
     stream = facts.stream
     reader = Reader.of(catalog, stream, sources)
@@ -185,7 +176,7 @@ def with_undone_reads(
         return replace(facts, undone=UndoneReads(reads=reader.as_started(everything)))
     if stream.pending_restore is not None or not moved:
         is_restored = stream.pending_restore is None
-        # A restore since the last start may have taken undone rows out of the state.
+        # A restore since then may have removed undone rows from the state.
         has_kept = is_restored and any(each.undone for each in reader.started.values())
         now = _live_reads(catalog, facts, reader) if has_kept else None
         judged = everything if is_restored else set[str]()
@@ -208,12 +199,12 @@ def with_undone_reads(
 
 
 def unfinished_upstream(catalog: Catalog, stream: StreamRecord) -> list[str]:
-    """Streams upstream with a restore that is not finished: what that has undone of their output is not known yet."""
+    """Return streams upstream with an unfinished restore, which may still undo output."""
     return sorted(name for name, each in Reader.of(catalog, stream).upstream.items() if not each.is_done)
 
 
 def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]:
-    """What a start records of its upstream streams, as the start and the count of the point that it begins with."""
+    """Return what a start records of its upstream streams, with the undone counts of its point."""
     if not isinstance(plan, StartEmpty | Restore):
         return facts.undone.reads
     reads = (reads_in(plan.snapshot.properties) if isinstance(plan, Restore) else None) or ()
@@ -222,11 +213,7 @@ def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]
 
 
 def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
-    """The newest snapshot that the next start can go back to, if a stream upstream went back since the last one.
-
-    Args:
-        snapshots: Newest first.
-    """
+    """Return the first of the snapshots, newest first, that the next start can use if a stream upstream went back."""
     if not snapshots or not reads_in(snapshots[0].properties):
         return None
     reader = Reader.of(catalog, catalog.streams.get(stream_id))
@@ -236,7 +223,6 @@ def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[
 
 
 def _live_reads(catalog: Catalog, facts: RecoveryFacts, reader: Reader) -> list[Read] | None:
-    """None if there is no intact live directory."""
     live, url = facts.live, facts.stream.live_directory
     if live is None or live.status is not LiveStatus.GOOD or url is None:
         return None
@@ -251,8 +237,8 @@ class ReaderOfStream:
     """A stream that reads the output of one that goes back.
 
     Attributes:
-        has_read_undone: Whether it has processed rows that the start undoes; None: unknown, `why` says so.
-        line: The newest of its snapshots that has not, and that is consistent with those of the streams between.
+        has_read_undone: Whether it has processed rows that the start undoes; None: unknown.
+        line: Its newest snapshot without them that is consistent with those of the streams between.
         accepted: Why it may keep them.
     """
 
@@ -287,7 +273,7 @@ def downstream_readers(
         return ()
     start = point_of_plan(catalog, stream_id, plan)
     line = line_of(catalog, graph, {stream_id: start})
-    # What each stream keeps: all of it, unless it has read what its upstream loses.
+    # Each stream keeps all, unless it has read what its upstream loses.
     kept = {stream_id: start}
     found = []
     for member in line.members[1:]:

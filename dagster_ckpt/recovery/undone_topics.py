@@ -1,7 +1,7 @@
 """Lets a stream continue behind what its upstream has undone in a Kafka topic, before it reads that.
 
-An offset log has one position for each partition. So a stream that has not read all that comes before first runs one
-batch that ends where the undone records begin.
+An offset log has one position for each partition. So a stream that has not read all records before these first runs a
+batch that ends where they begin.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def continue_behind_topics(
     *,
     accept_loss: bool,
 ) -> list[str]:
-    """Returns a message for each source that skips or does not. Repeatable.
+    """Let sources skip undone records; return a message for each that skips or cannot. Repeatable.
 
     Args:
-        run_planned: Run the planned batch of the live directory, and no other.
+        run_planned: Runs the planned batch of the live directory, and no other.
 
     Raises:
         RestoreError: The upstream stream went back, and has not started since.
@@ -106,18 +106,19 @@ def _ahead(
             )
         return None
     if "assign" not in edge.options:
-        # Spark reads a partition that was added since from its beginning.
+        # Spark reads a new partition from its beginning.
         read = {**{partition: 0 for partition, ranges in written.undone.items() if ranges}, **read}
     planned = positions.offset if positions.offset != positions.commit else None
     ends = _offsets(live, planned, edge.source, sink) if planned is not None else None
     found = next_read(read, ends, written.undone)
-    if (found.up_to or found.behind) and other_writers(edge, to_stream):
-        found = NextRead(obstacle=f"{other_writers(edge, to_stream)[0]} writes to the topic too")
+    others = other_writers(edge, to_stream) if found.up_to or found.behind else []
+    if others:
+        found = NextRead(obstacle=f"{others[0]} writes to the topic too")
     return _Ahead(edge, sink.topic.topic, read, found) if found != NextRead() else None
 
 
 def other_writers(edge: Edge, edges: Sequence[Edge]) -> list[str]:
-    """Other streams whose records lie between those that one has undone."""
+    """Return other streams that write to the topic, between undone records."""
     topic = name_of_sink(sink_of(edge.sink))
     return [
         each.upstream
@@ -129,7 +130,7 @@ def other_writers(edge: Edge, edges: Sequence[Edge]) -> list[str]:
 
 
 def _could_ask(catalog: Catalog, edge: Edge) -> bool:
-    """Whether the process of the reader could, when it took its newest snapshot."""
+    """Whether the reader's process had access to the topic when it took its newest snapshot."""
     newest = next(iter(catalog.snapshots.restorable(edge.reader)), None)
     reads = reads_in(newest.properties) if newest is not None else None
     return any(
@@ -139,7 +140,7 @@ def _could_ask(catalog: Catalog, edge: Edge) -> bool:
 
 
 def _is_about_to_be_undone(catalog: Catalog, edge: Edge, sink: TransactionalKafkaSink, read: Mapping[int, int]) -> bool:
-    """Whether a reader that has read no undone record may read some now."""
+    """Whether a reader may read records that the next start of their writer undoes."""
     restored = catalog.streams.get(edge.upstream).restored_snapshot_id or ""
     snapshot = catalog.snapshots.by_id([restored]).get(restored)
     end = topic_end_in(snapshot.properties, sink) if snapshot is not None else None
@@ -153,7 +154,7 @@ def _offsets(live: LiveDirectory, batch: int, source: str, sink: TransactionalKa
 
 
 def _plan_up_to(live: LiveDirectory, commit: int, ahead: Sequence[_Ahead], *, now_ms: int) -> None:
-    """Plan the batch after a committed one. It reads these sources up to there, and others not at all."""
+    """Plan a batch that reads these sources up to the undone records, and no others."""
     path = f"{OFFSETS}/{commit + 1}"
     entry = plan_without_data(live.folder, commit, now_ms=now_ms)
     for each in ahead:
@@ -175,9 +176,9 @@ def _set_behind(live: LiveDirectory, commit: int, ahead: _Ahead) -> None:
     folder, path = live.folder, f"{OFFSETS}/{commit}"
     note = noted(note_of(live, ahead.edge.source), ahead.topic, ahead.read, behind)
     entry = _at(folder.read(path), f"{live.url}/{path}", ahead, behind)
-    # The note first: without the position, the same is noted again.
+    # The note first: without the position, it is written again.
     folder.write(f"{SOURCES}/{ahead.edge.source}/{NOTE}", [note])
-    # Hadoop's checksum of the old content.
+    # Hadoop's checksum is of the old content.
     folder.delete(f"{OFFSETS}/.{commit}.crc")
     folder.write(path, [entry])
     folder.flush(OFFSETS)

@@ -1,6 +1,6 @@
-"""Starts a query.
+"""Start a query.
 
-If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
+If a start fails, its point is examined. Damage is noted in the catalog, and the next point is tried.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-# What a start that rolls back without a doubt does to sinks.
+# Effects on sinks that leave no doubt about what a roll-back does.
 _ROLLED_BACK = frozenset({SinkEffect.EXACT, SinkEffect.SKIP, SinkEffect.UNTOUCHED, SinkEffect.STARTS})
 _WAIT_S = 0.25
 
@@ -203,7 +203,7 @@ class Start:
                         resumes=isinstance(plan, Resume) and checked.rewrite is None,
                         still_mine=self._still_mine,
                     ):
-                        # Its query may have gone on until it was fenced.
+                        # The query in it may have committed batches until it was fenced.
                         facts = self._facts()
                         plan = self._plan(facts)
                         lost, survey = self._lost_batches(facts, plan), None
@@ -240,7 +240,7 @@ class Start:
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """None if it is not known before the query runs."""
+        """Ask the described query; None if it is not known before it runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -304,7 +304,7 @@ class Start:
         )
         rewrite = self._check_state(plan, migration)
         if migration is not None and not self._start_from.accept_loss:
-            # Else input after the point may be gone; what is read up to it is checked before it is read.
+            # With `accept_loss`, input may be gone; the migration itself then checks what it reads.
             migration.check_input(facts.stream, plan)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
@@ -408,7 +408,7 @@ class Start:
             )
 
     def _former_code(self, facts: RecoveryFacts, lost: LostBatches) -> str | None:
-        """Why the state of a replay may differ from the rows that the sinks have of the batches."""
+        """Why replayed state may not match the sinks' rows of the lost batches: other code wrote them."""
         query_plan = self._of_query(plan_of_writer)
         if not lost.batches or (query_plan is not None and not query_plan.operators):
             return None
@@ -429,7 +429,6 @@ class Start:
 
     @span("replay")
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
-        """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -453,7 +452,7 @@ class Start:
         refuse_loss(self._stream, preview, accept_loss=self._accepts_loss(preview.plan))
 
     def _accepts_loss(self, plan: RecoveryPlan) -> bool:
-        """Also if the start that it finishes did."""
+        """Whether this start, or the unfinished one that it completes, accepts loss."""
         if self._start_from.accept_loss or not isinstance(plan, StartEmpty | FinishRestore):
             return self._start_from.accept_loss
         pending = self._stream.catalog.streams.get(self._stream.stream_id).pending_restore
@@ -488,7 +487,7 @@ class Start:
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
                 "session to do it. Start the stream where its query runs."
             )
-        # Refuses a start for which there is none.
+        # Refuses the start if no Spark can rewrite state.
         rewriter_for(session)
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id), migration)
 
@@ -521,9 +520,9 @@ class Start:
             )
 
     def _note_output(self, live: LiveDirectory) -> None:
-        """The query may be killed before it reports that itself.
+        """Record the query id now, in case the query is killed before it reports it.
 
-        Without its id, its batches in a table would be another writer's, which no roll-back undoes.
+        Without it, its batches in a table would be another writer's, which no roll-back undoes.
         """
         sink = described_sink(self._output)
         noted: dict[str, Any] = {"query_id": live_query_id(live)}
@@ -534,13 +533,13 @@ class Start:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Not by something that may answer later, or that has ended this start."""
+    """Whether an error refuses the start, and neither stopped it nor is an unavailable storage or catalog."""
     passing = (StorageAccessError, CatalogError, LeaseLostError, StartStoppedError)
     return isinstance(error, CkptError) and not isinstance(error, passing)
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Exactly once into Kafka needs a transactional sink."""
+    """Start a query, in transactions if it asks for exactly once into Kafka."""
     catalog, stream_id = stream.catalog, stream.stream_id
 
     def restored(place: KafkaPlace, first: int) -> TopicEnd | None:

@@ -1,9 +1,8 @@
-"""Edges between streams: which source of a stream reads which sink of another one, and how far it has read.
+"""Edges between streams: which source reads which sink of another stream, and up to which batch.
 
-A file source reads a file sink by its log (`_spark_metadata`), so the names of the files show the newest batch that it
-has read. That is determined when a snapshot is taken: a compacted log no longer tells batches apart. The commits of a
-Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit. The
-transactional Kafka sink commits where its batches begin.
+The log of a file sink (`_spark_metadata`) shows which batch wrote a file, the commits of a Delta or Iceberg table name
+query and batch, and the transactional Kafka sink commits where its batches begin. The batch is determined when a
+snapshot is taken: a compacted log no longer tells batches apart.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _BY_OFFSET = frozenset({*_TABLES, KAFKA})
 
 
 class EdgeKind(StrEnum):
-    """How a source reads a sink.
+    """What shows the newest batch that a source has read of a sink.
 
-    FILES: A file sink, by its log.
-    TABLE: A table whose commits name batches.
+    FILES: The log of a file sink.
+    TABLE: The commits of a table, which name batches.
     TOPIC: A topic whose writers commit where batches begin.
-    UNKNOWN: So that the newest batch that it has read is not known; `why` says so.
+    UNKNOWN: Nothing, for the reason in `why`.
     """
 
     FILES = "FILES"
@@ -73,8 +72,6 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of `reader` reads a sink of `upstream`."""
-
     reader: str
     source: str
     upstream: str
@@ -93,9 +90,9 @@ class Read:
     """How far a source has read a sink of another stream.
 
     Attributes:
-        timeline: Of the upstream stream at that time.
-        batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink
-            is compacted and its earlier entries are deleted.
+        timeline: The upstream's at that time.
+        batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink is
+            compacted and its earlier entries are deleted.
         undone: Files, or batches in a table, that were read and undone by a roll-back of the upstream since.
     """
 
@@ -129,7 +126,7 @@ def edges_of(
     sinks: Mapping[str, Sequence[str]],
     ids: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Edge]:
-    """The edges to one stream. `sinks` are those of all streams, as Spark names them, `ids` those of their tables."""
+    """Edges into one stream. `sinks` are those of all streams, as Spark names them, `ids` those of their tables."""
     return [
         Edge(reader, key, upstream, sink.name, *found, identity.options)
         for key, identity in sources.items()
@@ -141,7 +138,6 @@ def edges_of(
 
 
 def edges_in(catalog: Catalog) -> list[Edge]:
-    """From what their newest executions reported."""
     written = catalog.executions.newest_by_other("")
     streams = catalog.streams.all()
     ids = {stream.stream_id for stream in streams}
@@ -172,7 +168,6 @@ def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, Source
 
 
 def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
-    """Of the sources of a stream, as recorded; None if they never were."""
     found = catalog.executions.last_sources(stream.stream_id, stream.live_directory)
     if found is None:
         # It was restored, or its catalog rebuilt, and has not started since.
@@ -183,7 +178,6 @@ def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
 
 
 def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tuple[EdgeKind, str] | None:
-    """None if the source does not read the sink."""
     path, place = identity.identity.get(PATH), sink.place
     if not place:
         return None
@@ -211,7 +205,6 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
 
 
 def name_of_sink(sink: Sink) -> str:
-    """As a source names it: its topic, or its place."""
     if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
         return sink.place or ""
     place = KafkaPlace.parse(sink.place or "")
@@ -225,7 +218,7 @@ def _why_unknown(kind: str, sink: Sink) -> str:
 
 
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:
-    """How far sources have read. `entries` are those of their logs and the newest of the offset log, by path."""
+    """How far sources have read, given the entries of their logs and the newest of the offset log, by path."""
     of_source: dict[str, dict[str, bytes]] = {}
     plans: dict[int, Mapping[str, str | None]] = {}
     for path, data in entries.items():
@@ -267,7 +260,6 @@ def _note_in(entries: Mapping[str, bytes]) -> bytes | None:
 def reads_at_cut(
     catalog: Catalog, stream_id: str, identities: object, files: Iterable[NeededFile]
 ) -> dict[str, list[dict[str, Any]]]:
-    """`identities` are the recorded ones of the sources."""
     found = identities_of_record(identities)
     if found is None:
         return {}
@@ -279,7 +271,6 @@ def reads_at_cut(
 
 
 def _logs_read(edge: Edge) -> list[str]:
-    """Prefixes of the paths that show how far a source has read."""
     of_source = f"{SOURCES}/{edge.source}/"
     if edge.kind is EdgeKind.FILES:
         return [of_source]
@@ -287,7 +278,7 @@ def _logs_read(edge: Edge) -> list[str]:
 
 
 def _reads_a_sink(source: SourceIdentity) -> bool:
-    """Whether the folder has the log of a file sink: few have, and the catalog is asked for these only."""
+    """Whether the folder has the log of a file sink. Few have, which spares the catalog."""
     path = source.identity.get(PATH)
     if path is None or source.kind != FILE or _GLOB & set(path):
         return False
@@ -368,11 +359,12 @@ def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[
 def undone_files(read: Times, listed: Times, upstream: StreamRecord, catalog: Catalog) -> set[str]:
     """Files that a roll-back of the upstream stream removed from the log of its sink.
 
-    The sink's own retention drops the oldest ones, and a roll-back, unless to empty state, leaves older ones there.
+    Files older than those in the log do not count, unless the upstream began empty: the sink's own retention drops the
+    oldest ones, and a roll-back leaves them.
     """
     if not upstream.may_have_gone_back:
         return set()
-    # By its whole history: a rewind or restore after an empty start has another origin.
+    # The whole history is asked: a rewind or restore after an empty start has another origin.
     began_empty = catalog.history.began_anew(upstream)
     oldest = None if began_empty else min((each for each in listed.values() if each is not None), default=None)
     return {

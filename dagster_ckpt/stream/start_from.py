@@ -1,8 +1,4 @@
-"""Starting points, with the options of a start for every interface.
-
-A `SourceMapping` (`map_sources`) says which source of a query continues which source of its state, and where new ones
-begin.
-"""
+"""The options of a start, for every interface."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ class Beginning(StrEnum):
 
 @dataclass(frozen=True)
 class SourceMapping:
-    """Sources by their names, or else by their numbers in the query.
+    """Which source of a query continues which source of its state, by names or else numbers.
 
     Attributes:
         continued: A source of the query to the source of the state that it continues.
@@ -52,7 +48,6 @@ class SourceMapping:
 
     @staticmethod
     def parse(text: str) -> SourceMapping:
-        """The option `map_sources`; OptionError if it is not such a list."""
         continued: dict[str, str] = {}
         new: dict[str, Beginning] = {}
         for each in text.split(","):
@@ -129,7 +124,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """`start_from` must find the snapshot by it, unambiguously."""
+    """Refuse a label by which `start_from` could not find exactly this snapshot."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -373,7 +368,7 @@ class StartFrom:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """Other keys and None are ignored."""
+        """Read the options of a record; other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
         # Imported here: the help of a command reads the options only.
@@ -387,7 +382,6 @@ class StartFrom:
             raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
 
     def as_record(self) -> dict[str, str | bool | int]:
-        """`start_from` and the options that are set, for `from_record`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
@@ -402,7 +396,7 @@ class StartFrom:
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
-        """None: where they stopped."""
+        """None: sources continue where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
@@ -416,7 +410,6 @@ class StartFrom:
 
     @property
     def of_state(self) -> StartFrom:
-        """The latest state, rewritten or migrated likewise."""
         names = ("migrate_state", "bootstrap_state", "state_partitions")
         return StartFrom(**{name: getattr(self, name) for name in names})
 
@@ -441,8 +434,6 @@ def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`; `default` None means no value."""
-
     name: str
     kind: type[Any]
     default: Any
@@ -500,7 +491,6 @@ class SourceOffsets:
 
     @staticmethod
     def parse(text: str) -> SourceOffsets:
-        """Parse the option `source_offsets`; OptionError if it is not such JSON."""
         try:
             told = from_json(text)
             if not isinstance(told, dict) or not told:
@@ -512,7 +502,6 @@ class SourceOffsets:
         return SourceOffsets(partitions, times)
 
     def __str__(self) -> str:
-        """The option, with times in UTC."""
         import pendulum  # noqa: PLC0415 - see _time_ms
 
         times = {topic: pendulum.from_timestamp(ms / 1000).to_iso8601_string() for topic, ms in self.times.items()}

@@ -148,7 +148,7 @@ def _print_first(columns: Sequence[str], first: Sequence[Sequence[Any]], rows: i
             click.echo(f"{rows - len(first)} more.")
 
 
-# By verdict; the others are 0.
+# Exit status by verdict; 0 for the others.
 STATUSES = {"INCOMPATIBLE": 3, "MIGRATABLE": 5}
 
 

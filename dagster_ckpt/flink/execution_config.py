@@ -42,10 +42,7 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*([.$][A-Za-z_]\w*)*")
 
 @dataclass(frozen=True)
 class KryoRegistrations:
-    """Classes to register with Spark's Kryo serializer when the application starts, by full name.
-
-    Where Flink takes a serializer, name an `org.apache.spark.serializer.KryoRegistrator`.
-    """
+    """Classes to register with Spark's Kryo serializer when the application starts, by full name."""
 
     types: tuple[str, ...] = ()
     registrators: tuple[str, ...] = ()
@@ -69,7 +66,7 @@ class KryoRegistrations:
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
 
     def refuse_unknown(self, cannot_load: Callable[[Sequence[str]], Sequence[str]]) -> None:
-        """As PyFlink does; `cannot_load` returns those that Spark's JVM cannot load."""
+        """Refuse classes that Spark's JVM cannot load, as PyFlink does."""
         unknown = cannot_load([*self.types, *self.registrators])
         if unknown:
             raise OptionError(
@@ -78,7 +75,7 @@ class KryoRegistrations:
             )
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Required settings that a running application lacks."""
+        """Return the required settings that a running application lacks."""
         return {
             name: value
             for name, value in self.spark_settings().items()
@@ -141,7 +138,6 @@ class ExecutionConfig:
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
         auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
         closure_cleaner: Kept; Spark cleans closures itself.
-        global_job_parameters: Kept for the program.
         program: The environment that it was read from.
     """
 
@@ -329,7 +325,6 @@ class ConfiguredProgram:
         self._savepoints: tuple[str, str] | None = None
 
     def _change(self, **values: Any) -> None:
-        """Replace execution options, by their names in `ExecutionConfig`."""
         self._config = replace(self._config, **values)
 
     def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
@@ -380,7 +375,7 @@ class ConfiguredProgram:
         self._change(time_characteristic=checked, auto_watermark_interval_ms=interval_ms)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
-        """Return that notion of time."""
+        """Return the notion of time of `assign_timestamps_and_watermarks`."""
         return self._config.time_characteristic
 
     def enable_checkpointing(self, interval: int | timedelta, mode: CheckpointingMode | None = None) -> Self:
@@ -405,11 +400,11 @@ class ConfiguredProgram:
         return self.get_checkpointing_consistency_mode()
 
     def get_checkpointing_consistency_mode(self) -> CheckpointingMode:
-        """Return the guarantee after a restore; Flink's name for it since 1.20."""
+        """Return the guarantee after a restore (Flink's name since 1.20)."""
         return self._checkpoint_config.get_checkpointing_mode()
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on. Without effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on, without effect under AT_LEAST_ONCE."""
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:

@@ -110,10 +110,6 @@ def retire(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json:
     print_result(done, done.messages(), as_json)
 
 
-def _moves(start: StartFrom) -> bool:
-    return bool(start.source_offsets or start.map_sources)
-
-
 @command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
 @click.argument("stream")
 @with_start_options
@@ -145,7 +141,8 @@ def restart(
         print_result(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or ahead.undone_edits or start.point is StartPoint.EMPTY or _moves(start):
+    moves = start.point is StartPoint.EMPTY or start.source_offsets or start.map_sources
+    if ahead.undoes or ahead.undone_edits or moves:
         for message in ahead.messages():
             progress(message)
             shown.add(message)

@@ -149,7 +149,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Set how many tasks read and shuffle, from 1; -1 uses the session's setting."""
         if allowed.PARALLELISM.typed(parallelism) != allowed.PARALLELISM_DEFAULT:
             allowed.PARALLELISM.checked(parallelism)
-        self._config = replace(self._config, parallelism=parallelism)
+        self._change(parallelism=parallelism)
         self._parallelism = parallelism
         return self
 
@@ -300,4 +300,4 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             )
         if self._spark is not None:
             kryo.refuse_unknown(partial(unknown_classes, self._spark))
-        self._config = replace(self._config, kryo=kryo)
+        self._change(kryo=kryo)

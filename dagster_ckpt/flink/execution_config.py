@@ -335,7 +335,7 @@ class ConfiguredProgram:
         """
         number = MAX_PARALLELISM.checked(max_parallelism)
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
-        self._config = replace(self._config, max_parallelism=number)
+        self._change(max_parallelism=number)
         self._on_other_partitions = OnStateChange.CONVERT if may_rewrite else OnStateChange.REFUSE
         return self
 
@@ -348,7 +348,7 @@ class ConfiguredProgram:
 
         Real-time mode is chosen on the writer, `trigger(realTime=...)`.
         """
-        self._config = replace(self._config, buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
+        self._change(buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
         return self
 
     def get_buffer_timeout(self) -> int:
@@ -357,7 +357,7 @@ class ConfiguredProgram:
 
     def disable_operator_chaining(self) -> Self:
         """Execute every operator separately: turns off whole-stage code generation."""
-        self._config = replace(self._config, operator_chaining=False)
+        self._change(operator_chaining=False)
         return self
 
     def is_chaining_enabled(self) -> bool:
@@ -433,7 +433,7 @@ class ConfiguredProgram:
 
     def enable_changelog_state_backend(self, enabled: bool) -> Self:
         """Set whether RocksDB uploads changelogs instead of snapshots, overriding the state backend."""
-        self._config = replace(self._config, changelog_state_backend=CHANGELOG.checked(enabled))
+        self._change(changelog_state_backend=CHANGELOG.checked(enabled))
         return self
 
     def is_changelog_state_backend_enabled(self) -> bool | None:

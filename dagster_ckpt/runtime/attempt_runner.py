@@ -115,7 +115,7 @@ class AttemptRunner:
             stream.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"snapshots-{stream.stream_id}"
         )
         self._running: dict[int, _Running] = {}
-        self._aborted: dict[int, Abort] = {}
+        self._aborted: dict[int, CheckpointFailureReason] = {}
         self._completed: dict[int, SnapshotRecord] = {}
         self._late: dict[int, TakenSnapshot] = {}
         self._cleaning = 0
@@ -186,7 +186,8 @@ class AttemptRunner:
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         base = sharing_base(self._stream)
-        trigger = SnapshotTrigger.INPUT_ENDED if self._is_final(attempt) else _trigger(attempt, request)
+        is_final = self._input_has_ended and attempt.request_id is None
+        trigger = SnapshotTrigger.INPUT_ENDED if is_final else _trigger(attempt, request)
         may_renew = attempt.kind is TriggerKind.CHECKPOINT and arguments.get("label") is None
         order = SnapshotOrder(
             kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
@@ -223,9 +224,6 @@ class AttemptRunner:
         after = -1 if commit is None else commit
         return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
 
-    def _is_final(self, attempt: Attempt) -> bool:
-        return self._input_has_ended and attempt.request_id is None
-
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
         stream_id, tally = self._stream.stream_id, self._tally(attempt, reason)
@@ -244,7 +242,7 @@ class AttemptRunner:
         self._record_failure(running.attempt, running.order.snapshot_id, why, action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
-        self._aborted[action.number] = action
+        self._aborted[action.number] = action.reason
         return []
 
     def discard_late(self, number: int) -> None:
@@ -423,8 +421,7 @@ class AttemptRunner:
         running, reason = self._running.get(number), CheckpointFailureReason.of(error, after_cut=after_cut)
         if running is not None:
             return self._failed(running, reason, str(error))
-        aborted = self._aborted.pop(number, None)
-        return AttemptFailed(monotonic_ms(), number, aborted.reason if aborted is not None else reason, str(error))
+        return AttemptFailed(monotonic_ms(), number, self._aborted.pop(number, reason), str(error))
 
     def _failed(self, running: _Running, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number

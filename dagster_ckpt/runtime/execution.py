@@ -203,7 +203,7 @@ def await_restart(
     delay_ms = max(0, decision.at_ms - now_ms)
     message = f"Restarting stream {stream.stream_id} in {delay_ms} ms: {decision.reason}"
     log_transition(stream.stream_id, message, level=logging.WARNING)
-    stopped = _wait_until(monotonic_ms() + decision.at_ms - now_ms, stream, request, lease, execution_id)
+    stopped = _wait_until(monotonic_ms() + delay_ms, stream, request, lease, execution_id)
     return Outcome(stopped, execution_id) if stopped is not None else None
 
 

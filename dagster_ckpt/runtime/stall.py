@@ -102,13 +102,9 @@ class JvmWatch:
         self._call = call
         self._limit_ms = limit_ms
         self._over = threading.Event()
-        self._ended: str | None = None
+        # Why the JVM was killed, once it has provably ended.
+        self.ended: str | None = None
         self._thread = threading.Thread(target=self._watch, name=f"jvm-watch-{stream_id}", daemon=True)
-
-    @property
-    def ended(self) -> str | None:
-        """Why the JVM was killed, once it has provably ended."""
-        return self._ended
 
     def __enter__(self) -> JvmWatch:
         if self._jvm is not None and self._jvm.liveness() is Liveness.ALIVE:
@@ -127,7 +123,7 @@ class JvmWatch:
         # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time again.
         look_ms = min(_LOOK_S * 1000, self._limit_ms / 4)
         waited_ms, before = 0.0, None
-        while self._ended is None and not self._over.wait(look_ms / 1000):
+        while self.ended is None and not self._over.wait(look_ms / 1000):
             call = self._call()
             waited_ms = waited_ms + look_ms if call is not None and call is before else 0.0
             before = call
@@ -144,7 +140,7 @@ class JvmWatch:
             return
         what = f"its JVM, process {jvm.pid}, did not answer for {rounded_duration(self._limit_ms)} and was killed"
         if jvm.kill(within_s=JVM_GRACE_S):
-            self._ended = what
+            self.ended = what
             told = f"{what}. If it still could, it has printed the stacks of its threads"
         else:
             told = f"{what}, but has not ended. Kill it: the query may still write"

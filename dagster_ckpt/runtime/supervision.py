@@ -81,7 +81,7 @@ class Supervisor:
         *,
         interrupted: Callable[[], bool],
         predecessor_ended: bool,
-        hands_over: bool = False,
+        hands_over: bool,
         wall_clock: Clock,
     ) -> None:
         self._wall_clock = wall_clock

@@ -127,8 +127,8 @@ def boot_id() -> str:
     # Start ticks are relative to the reader's time namespace.
     namespaces = [Path("/proc/self/ns") / kind for kind in ("pid", "time")]
     names = [namespace.readlink().name for namespace in namespaces if namespace.is_symlink()]
-    pod = this_pod()
-    return " ".join([path.read_text().strip(), *names, *([pod] if pod is not None else [])])
+    pod = Pod.of(os.environ)
+    return " ".join([path.read_text().strip(), *names, *([str(pod)] if pod is not None else [])])
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
@@ -406,8 +406,3 @@ def pod_has_ended(recorded_boot: str | None) -> bool:
     if pod is None or pod == Pod.of(os.environ):
         return False
     return _api.state(pod) in (PodState.GONE, PodState.TERMINATED)
-
-
-def this_pod() -> str | None:
-    pod = Pod.of(os.environ)
-    return str(pod) if pod is not None else None

@@ -428,8 +428,8 @@ class StartFrom:
 
 def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
     """The options in a record that differ from their defaults, unchecked, and `start_from`."""
-    options = {field.name: record.get(field.name, field.default) for field in fields(StartFrom)}
     defaults = {field.name: field.default for field in fields(StartFrom)}
+    options = {name: record.get(name, default) for name, default in defaults.items()}
     return {name: value for name, value in options.items() if name == "start_from" or value != defaults[name]}
 
 

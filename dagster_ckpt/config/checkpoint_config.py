@@ -121,7 +121,6 @@ class CheckpointConfig:
         return self._with(interval=checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
-        """Return the age of an attempt at which it is aborted, in ms."""
         return self._asked.timeout
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int | timedelta) -> Self:
@@ -143,7 +142,6 @@ class CheckpointConfig:
         return self._with(max_concurrent=max_concurrent_checkpoints)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Return whether the first failed checkpoint fails the stream."""
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:

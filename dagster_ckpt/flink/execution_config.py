@@ -166,11 +166,11 @@ class ExecutionConfig:
             CHANGELOG.checked(self.changelog_state_backend)
 
     def get_parallelism(self) -> int:
-        """Return the number of tasks that read and shuffle, or -1 if the session decides."""
+        """Return the parallelism, or -1 if the session decides."""
         return self.parallelism
 
     def get_max_parallelism(self) -> int:
-        """Return the number of state partitions, or -1 if it is not set."""
+        """Return the number of state partitions, or -1 if it equals the parallelism."""
         return self.max_parallelism
 
     def get_execution_mode(self) -> ExecutionMode:
@@ -178,7 +178,7 @@ class ExecutionConfig:
         return ExecutionMode.PIPELINED
 
     def set_auto_watermark_interval(self, interval: int | timedelta) -> Self:
-        """Set the time between two watermarks, in ms, from 0; Spark computes one in each batch all the same."""
+        """Set the time between two watermarks, in ms, from 0; Spark computes one in each batch."""
         return self._set(auto_watermark_interval_ms=AUTO_WATERMARK_INTERVAL.checked(interval))
 
     def get_auto_watermark_interval(self) -> int:
@@ -186,15 +186,15 @@ class ExecutionConfig:
         return self.auto_watermark_interval_ms
 
     def enable_closure_cleaner(self) -> Self:
-        """Let functions be analyzed and cleaned, which Spark always does."""
+        """Ask for cleaned closures, which Spark always has."""
         return self._set(closure_cleaner=True)
 
     def disable_closure_cleaner(self) -> Self:
-        """Ask for functions as they are; Spark cleans them all the same."""
+        """Ask for closures as they are; Spark cleans them all the same."""
         return self._set(closure_cleaner=False)
 
     def is_closure_cleaner_enabled(self) -> bool:
-        """Return whether functions are to be analyzed and cleaned."""
+        """Return what was set; Spark always cleans closures."""
         return self.closure_cleaner
 
     def set_global_job_parameters(self, global_job_parameters_dict: Mapping[str, str]) -> Self:
@@ -352,7 +352,7 @@ class ConfiguredProgram:
         return self
 
     def get_buffer_timeout(self) -> int:
-        """Return the trigger interval in ms of writers without their own trigger."""
+        """Return the buffer timeout in ms."""
         return self._config.buffer_timeout_ms
 
     def disable_operator_chaining(self) -> Self:
@@ -361,11 +361,11 @@ class ConfiguredProgram:
         return self
 
     def is_chaining_enabled(self) -> bool:
-        """Return whether the operators of a stage are compiled into one function."""
+        """Return whether operators are compiled into one function per stage."""
         return self._config.operator_chaining
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
-        """Set the notion of time that `assign_timestamps_and_watermarks` uses.
+        """Set the notion of time of `assign_timestamps_and_watermarks`.
 
         As in Flink, the auto watermark interval becomes 0 for processing time, otherwise 200 ms.
         """
@@ -404,11 +404,11 @@ class ConfiguredProgram:
         return self._checkpoint_config.get_checkpointing_mode()
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on, without effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on."""
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether unaligned snapshots are taken with every kind of sink."""
+        """Return whether they are on for every kind of sink."""
         return self._checkpoint_config.is_force_unaligned_checkpoints()
 
     def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:
@@ -452,7 +452,7 @@ class ConfiguredProgram:
         return self
 
     def get_default_savepoint_directory(self) -> str | None:
-        """Return the default folder of savepoints, or None if it was not set."""
+        """Return the default folder of savepoints, if set."""
         return None if self._savepoints is None else self._savepoints[1]
 
     def set_restart_strategy(

@@ -202,7 +202,7 @@ def run_program(
     run_id: str | None = None,
     signals: Sequence[signal.Signals] = (signal.SIGINT,),
 ) -> JobExecutionResult:
-    """Run streams until all of them have ended, each in a thread: an interrupt never lands inside a call into the JVM.
+    """Run streams until all have ended, each in a thread: an interrupt never lands inside a call into the JVM.
 
     A signal stops every stream and keeps its state. If one fails, the others are stopped too, and its error is raised.
     """

@@ -3,9 +3,8 @@
 Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid namespace, pid, and
 start time in kernel ticks.
 
-Another pod has ended if it does not exist or has another UID, or if its containers have all terminated. A pod takes
-part if its manifest passes its name, namespace and UID in the variables below (Downward API), and its service account
-may `get` pods.
+In Kubernetes, the API server proves the end of another pod, if its manifest passed its name, namespace and UID in the
+variables below (Downward API), and the service account may `get` pods.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
         return Liveness.ALIVE
     if process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    # By the clock that dated the heartbeats: this machine's may be hours off.
+    # The catalog's clock dated the heartbeats; this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
     return Liveness.UNKNOWN if silent_ms > SILENCE_MS else Liveness.ALIVE
 
@@ -217,7 +216,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """None if the process is hidden from this user; ProcessLookupError if there is none."""
+    """Look at a process; None if it is hidden from this user, ProcessLookupError if there is none."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()

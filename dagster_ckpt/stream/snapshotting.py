@@ -44,7 +44,6 @@ class SnapshotOrder:
     """A snapshot to take.
 
     Attributes:
-        carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared.
         renews: The checkpoint at `base`, which is renewed if the position has not changed.
     """

@@ -396,7 +396,7 @@ class StartFrom:
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
-        """None: sources continue where they stopped."""
+        """Chosen positions in Kafka topics; None: sources continue where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
@@ -415,7 +415,7 @@ class StartFrom:
 
     @property
     def source_mapping(self) -> SourceMapping | None:
-        """None: the sources are those of the state."""
+        """The option `map_sources`; None: the sources are those of the state."""
         return SourceMapping.parse(self.map_sources) if self.map_sources else None
 
     @property

@@ -408,7 +408,7 @@ class ConfiguredProgram:
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether they are on for every kind of sink."""
+        """Return whether unaligned checkpoints are allowed with every kind of sink."""
         return self._checkpoint_config.is_force_unaligned_checkpoints()
 
     def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:

@@ -373,7 +373,7 @@ def definitions_in(module: str) -> list[dg.Definitions]:
 
 @contextmanager
 def imported(module: str) -> Iterator[ModuleType]:
-    """Import a module of the user, also from this folder; an error in it is a wrong use of the command."""
+    """Import a module of the user, also from this folder; an error in it is a UsageError."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -147,7 +147,7 @@ def print_fields(values: Mapping[str, object]) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress of something long on a terminal; call the value with what is done, and of how much."""
+    """Show progress on a terminal; the value reports what is done, and of how much."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

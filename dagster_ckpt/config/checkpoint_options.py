@@ -120,10 +120,7 @@ def _of_num_retained(options: CheckpointOptions) -> Described:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta.
-
-    `in_effect` validates them together.
-    """
+    """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta."""
 
     mode: Option[CheckpointingMode | str, CheckpointingMode] = Option(
         MODE,

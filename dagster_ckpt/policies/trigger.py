@@ -24,8 +24,7 @@ class TriggerProgress:
         share: Random, from 0 up to 1, so that streams that start together take checkpoints at different times.
         last_due_ms: When the last periodic checkpoint was due; None before the first one.
         last_completed_ms: When a snapshot, periodic or not, was last completed.
-        batches: Committed since the last periodic trigger, or the start.
-        rows: Input rows of these batches.
+        batches: Committed since the last periodic trigger, or the start; `rows` are their input rows.
     """
 
     now_ms: int

@@ -89,10 +89,7 @@ _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one query in a thread, and kills a hanging JVM of this machine.
-
-    `call` identifies the call that waits for the JVM, if any.
-    """
+    """Watches the JVM calls of one query in a thread, and kills a hanging JVM of this machine."""
 
     def __init__(
         self, stream_id: str, jvm: ProcessIdentity | None, call: Callable[[], object | None], *, limit_ms: int

@@ -1,7 +1,7 @@
 """Examine what a failed start or query began from, and note damage in the catalog.
 
 Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads a
-snapshot's state in the same way; otherwise code, session or environment may be its cause.
+snapshot's state in the same way.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ def unloadable_state(
 ) -> str | None:
     """Why Spark cannot load the state of a live directory whose files look good; None if not proven.
 
-    Nothing is tried without a snapshot, or if all state files have checksums. Spark 3.5, which has no reader of state,
-    runs a batch without data.
+    Nothing is tried without a snapshot, or if all state files have checksums.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -185,7 +184,7 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
 
 @dataclass(frozen=True)
 class _Trial:
-    """Loads state with Spark's reader, which runs no code of the user, or in a batch without data."""
+    """Loads state with Spark's reader, which runs no code of the user, or else in a batch without data."""
 
     session: SparkSession
     has_reader: bool

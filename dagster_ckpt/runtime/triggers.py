@@ -83,8 +83,8 @@ class RequestDecider:
     """The queue of requests and the limits that delay them.
 
     Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
-    ignores the number of pending attempts. Only savepoints are forced (as in Flink unless checkpoints are unaligned),
-    so Flink's rule that a forced request goes first needs no rank here.
+    ignores the number of pending attempts. As in Flink, savepoints are forced unless checkpoints are unaligned; since
+    they come first anyway, Flink's rule that forced requests go first needs no rank.
     """
 
     def __init__(self, *, max_concurrent: int, force_savepoints: bool, max_queued: int = MAX_QUEUED_REQUESTS) -> None:

@@ -1,10 +1,11 @@
 """Decide who may write a stream's directories.
 
 Environments that share a folder by mistake, or a copied catalog, would delete each other's data. So the folder of live
-directories and every snapshot carry the id of their deployment, and a start never writes outside the stream's folders.
+directories and every snapshot carry the id of their deployment, and a start writes only to the stream's folders or to
+an adopted directory.
 
-The exception is an adopted directory. Its query may run until the stream's first start, which leaves a claim in the
-directory; until then, its snapshots are no recovery points, because a restore would roll back that query's sinks.
+The query of an adopted directory may run until the stream's first start leaves its claim there. Until then, its
+snapshots are no recovery points: a restore would roll back that query's sinks.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class RecordedSettings:
     Operators open the stream with these: default options could delete checkpoints that its own keep.
 
     Attributes:
-        storage: Without credentials.
         is_own_storage: The stream's own configuration names it, not the deployment's.
     """
 

@@ -162,7 +162,6 @@ def holding(
     ids = [hold.hold_id for hold in holds]
 
     def renew() -> None:
-        # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
         catalog.holds.renew(ids, ttl_ms)
 
     try:

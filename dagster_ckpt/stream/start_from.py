@@ -38,9 +38,7 @@ class Beginning(StrEnum):
 class SourceMapping:
     """Which source of a query continues which source of its state, by names or else numbers.
 
-    Attributes:
-        continued: A source of the query to the source of the state that it continues.
-        new: Sources of the query that read what none has read before.
+    `new` are sources that read what none has read before.
     """
 
     continued: Mapping[str, str] = field(default_factory=dict)
@@ -371,8 +369,7 @@ class StartFrom:
         """Read the options of a record; other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
-        # Imported here: the help of a command reads the options only.
-        import msgspec  # noqa: PLC0415
+        import msgspec  # noqa: PLC0415 - the help of a command needs only the options
 
         try:
             return msgspec.convert(given, cls, strict=False)

@@ -40,8 +40,8 @@ class BatchLog:
     def rows_after(self, batch_id: int) -> dict[int, int]:
         """Input rows of the later batches for which a replay must read the same number.
 
-        A `foreachBatch` function may read a batch several times or in part. A batch without rows may be one that the
-        sink has, which Spark does not read.
+        Left out are batches of a `foreachBatch` function, which may read one several times or in part, and batches
+        without rows, which the sink may already have.
         """
         newer: dict[int, int] = {}
         for report in reversed(self._batches):

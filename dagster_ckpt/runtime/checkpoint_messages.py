@@ -200,7 +200,7 @@ class InputEnded(_At):
 
 @dataclass(frozen=True)
 class Tick(_At):
-    """Due at `CheckpointCoordinator.next_deadline_ms`, and harmless at any other time.
+    """Time has passed: due at `CheckpointCoordinator.next_deadline_ms`, harmless at any other time.
 
     Attempts expire only here, so a snapshot stored in time is never discarded because its report arrives late.
     """

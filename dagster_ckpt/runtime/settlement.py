@@ -162,7 +162,7 @@ class Settlement:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # Without it, a successor that waits for the lease would assume that this process died.
+                # Later, a successor that waits for the lease would assume that this process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:

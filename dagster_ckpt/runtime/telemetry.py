@@ -1,6 +1,6 @@
 """Report a run through OpenTelemetry.
 
-If neither the program has set up the SDK nor the environment names an endpoint, nothing is sent.
+If the environment names an endpoint, the SDK is set up here, unless the program has done so.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgre
 
 
 class TriggerKind(Enum):
-    """After the cut of `STOP_WITH_SAVEPOINT`, no batch starts."""
+    """The kind of snapshot to take. After the cut of `STOP_WITH_SAVEPOINT`, no batch starts."""
 
     CHECKPOINT = auto()
     SAVEPOINT = auto()

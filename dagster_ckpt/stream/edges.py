@@ -339,7 +339,7 @@ Times = Mapping[str, int | None]
 def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[int | None, dict[str, int | None]]:
     """The newest batch of a file sink that wrote any of these files, and the files that its log lists.
 
-    Files are names with their modification times. Without `to_the_end`, no more of the log is read than needed.
+    Without `to_the_end`, no more of the log is read than needed.
     """
     if not read:
         return None, {}

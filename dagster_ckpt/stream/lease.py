@@ -42,7 +42,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """If not, an earlier holder may still be writing, and its query must be fenced first."""
+        """Whether no earlier holder can still write; if one can, its query must be fenced first."""
         return not self.record.predecessor_unproven
 
 

@@ -1,4 +1,4 @@
-"""The options of a start, for every interface."""
+"""The options of a start, which every interface takes from `StartFrom`."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def is_location(reference: str) -> bool:
 
 
 class Described(NamedTuple):
-    """How interfaces show a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+    """How interfaces show an option; `confirms`: it only permits what a start otherwise refuses."""
 
     description: str
     confirms: bool = False
@@ -166,8 +166,6 @@ class Described(NamedTuple):
 @dataclass(frozen=True)
 class StartFrom:
     """Where a start resumes, and what it may do.
-
-    Every interface takes its options, with these descriptions, from the fields below.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point

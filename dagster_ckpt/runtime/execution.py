@@ -140,7 +140,7 @@ class StreamRun:
         try:
             end = self._supervise(execution_id, started)
         except Exception as error:
-            # For example the JVM was killed. This process cannot continue, but a new run can.
+            # If the JVM was killed, for example, only a new run can continue.
             self._settlement.failed(execution_id, f"{type(error).__name__}: {error}")
             raise
         return start.examined(started, end) if end.kind is EndKind.FAILED else end

@@ -359,8 +359,8 @@ def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[
 def undone_files(read: Times, listed: Times, upstream: StreamRecord, catalog: Catalog) -> set[str]:
     """Files that a roll-back of the upstream stream removed from the log of its sink.
 
-    Files older than those in the log do not count, unless the upstream began empty: the sink's own retention drops the
-    oldest ones, and a roll-back leaves them.
+    Unless the upstream began empty, files older than those in the log do not count: the sink's own retention dropped
+    them.
     """
     if not upstream.may_have_gone_back:
         return set()

@@ -246,9 +246,8 @@ class BatchFigures:
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
     """Properties for a snapshot that is about to be taken; unknown values are left out.
 
-    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that it began with. Without `facts` the
-    query is not running: `code_version` is left out, because other code may have written the live directory, and `plan`
-    is that of the query started last.
+    Without `facts` the query is not running: `code_version` is left out, because other code may have written the live
+    directory, and `plan` is that of the query started last.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)

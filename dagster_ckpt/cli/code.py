@@ -57,9 +57,9 @@ def debug(
 ) -> None:
     """Run one batch again with its original plan and state, and show all that went in and out.
 
-    It shows the input of each source, what the batch changed in the state, the output, and how that differs
-    from what the sink has of the batch. Nothing of the stream is changed, and it may be running: the batch
-    runs in a temporary copy, on this machine unless PYSPARK_SUBMIT_ARGS names a master.
+    Shown are the input of each source, the changes of the state, the output, and how that differs from the sink. The
+    stream may be running and is not changed: the batch runs in a temporary copy, on this machine unless
+    PYSPARK_SUBMIT_ARGS names a master.
     """
     from dagster_ckpt.client.debugging import show_batch, write_batch
 
@@ -148,7 +148,7 @@ def _print_first(columns: Sequence[str], first: Sequence[Sequence[Any]], rows: i
             click.echo(f"{rows - len(first)} more.")
 
 
-# By verdict; the others are 0.
+# Exit status by verdict; 0 for the others.
 STATUSES = {"INCOMPATIBLE": 3, "MIGRATABLE": 5}
 
 

@@ -202,9 +202,9 @@ def _is_typed(context: click.Context, name: str) -> bool:
 def command(
     name: str, *, group: click.Group = cli, may_create_catalog: bool = False, **settings: Any
 ) -> Callable[[Callable[..., int | None]], click.Command]:
-    """It receives a client and `as_json`; what it returns is the exit status.
+    """Register a function that receives a client and `as_json`, and returns the exit status.
 
-    One that `may_create_catalog` works on a SQLite catalog that does not exist yet.
+    If it `may_create_catalog`, a SQLite catalog need not exist yet.
     """
 
     def register(function: Callable[..., int | None]) -> click.Command:
@@ -246,8 +246,6 @@ def command(
 
 
 class _StreamName(click.types.StringParamType):
-    """A shell completes it with the streams of the catalog."""
-
     def shell_complete(
         self,
         ctx: click.Context,
@@ -265,8 +263,6 @@ class _StreamName(click.types.StringParamType):
 
 
 class _SnapshotName(_StreamName):
-    """A shell completes it with the labels and numbers of the stream's snapshots."""
-
     def _names(self, client: Client, ctx: click.Context) -> list[str]:
         # Before the value of an option, click leaves the arguments unread.
         stream = ctx.params["stream"] or ctx.args[0]
@@ -274,7 +270,7 @@ class _SnapshotName(_StreamName):
 
 
 class _Unconfirmed(click.ClickException):
-    """The command is right: how to use it is no help."""
+    """A missing confirmation, which is shown without the usage of the command."""
 
     exit_code = click.UsageError.exit_code
 
@@ -289,17 +285,17 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def progress(message: str) -> None:
-    """Where it does not mix with the result."""
+    """Print a message on stderr, apart from the result."""
     click.echo(message, err=True)
 
 
 def stream_exists(client: Client, stream: str) -> None:
-    """Before a question is asked."""
+    """Fail for an unknown stream before a question is asked."""
     client.describe_stream(stream, limit=1)
 
 
 def fail(error: CkptError, status: int = FAILED) -> Never:
-    """With command options for Python names."""
+    """Print an error, and the options that its Python names mean, and exit."""
     click.echo(f"Error: {error}{_options_meant(str(error))}", err=True)
     sys.exit(status)
 
@@ -316,7 +312,7 @@ def _options_meant(message: str) -> str:
 
 
 def end(number: int, _: FrameType | None) -> Never:
-    """Exit and withdraw what the command waits for."""
+    """Exit as after a signal, which withdraws what the command waits for."""
     # A second signal must not interrupt the clean-up.
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -326,7 +322,7 @@ def end(number: int, _: FrameType | None) -> Never:
 
 
 def _missing_file(url: str) -> Path | None:
-    """Of a SQLite catalog which does not exist: an empty one would hide a wrong path."""
+    """The file of a SQLite catalog if it does not exist: an empty one would hide a wrong path."""
     found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
     if found is None or found[1] == ":memory:" or Path(found[1]).exists():
         return None
@@ -350,7 +346,6 @@ def _read(file: Path) -> Deployment:
 
 
 def _below(folder: Path, place: str) -> str:
-    """Relative paths are relative to the file."""
     sqlite = re.match(r"(sqlite(?:\+\w+)?:///)(.+)", place)
     if sqlite is not None and sqlite[2] != ":memory:":
         return sqlite[1] + str(folder / sqlite[2])
@@ -358,7 +353,7 @@ def _below(folder: Path, place: str) -> str:
 
 
 def resources_in(module: str) -> dict[str, Any]:
-    """The resources of the Dagster definitions in a module."""
+    """Return the resources of the Dagster definitions in a module."""
     resources: dict[str, Any] = {}
     for each in definitions_in(module):
         resources |= each.resources or {}
@@ -368,7 +363,7 @@ def resources_in(module: str) -> dict[str, Any]:
 
 
 def definitions_in(module: str) -> list[dg.Definitions]:
-    """The Dagster definitions of a module."""
+    """Return the Dagster definitions in a module."""
     import dagster as dg
 
     with imported(module) as loaded:
@@ -378,7 +373,7 @@ def definitions_in(module: str) -> list[dg.Definitions]:
 
 @contextmanager
 def imported(module: str) -> Iterator[ModuleType]:
-    """A module of the user, also from this folder; what fails in it is a wrong use of the command."""
+    """Import a module of the user, also from this folder; an error in it is a UsageError."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -388,7 +383,6 @@ def imported(module: str) -> Iterator[ModuleType]:
 
 
 def _what_failed(error: BaseException) -> str:
-    """With the line of the user's module that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{where}"

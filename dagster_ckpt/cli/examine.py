@@ -109,7 +109,6 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
 
 
 def _started_from(execution: ExecutionRecord, listed: Sequence[SnapshotRecord]) -> str | None:
-    """The snapshot that was restored, or else what the start found."""
     recovery = execution.recovery or {}
     restored = recovery.get("snapshot_id")
     if restored:
@@ -122,7 +121,6 @@ def _brief(reason: str | None) -> str | None:
 
 
 def _without_known(alert: str | None, reason: str | None) -> str | None:
-    """An alert that does not repeat a long reason, which stands above it."""
     return alert.replace(reason, headline(reason)) if alert and reason else alert
 
 
@@ -283,7 +281,7 @@ def doctor(
 
 
 def _by_file(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
-    """One row for each file, also if several checks found something; the worst first."""
+    """One row for each file, the worst first."""
     of_file: dict[str, list[Finding]] = {}
     for each in findings:
         of_file.setdefault(each.path, []).append(each)

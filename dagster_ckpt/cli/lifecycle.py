@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def with_start_options(command: Command) -> Command:
-    """The command receives them by their names in `StartFrom`."""
+    """Add the options of a start, which the command receives by their names in `StartFrom`."""
     for each in reversed(start_options()):
         flag = "--from" if each.name == "start_from" else f"--{each.name.replace('_', '-')}"
         kind: dict[str, Any] = {"type": each.kind, "show_default": bool(each.default)}
@@ -63,8 +63,8 @@ outputs = click.option(
 def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **options: Any) -> None:
     """Stop a stream with a savepoint of its final state.
 
-    The next start continues from there. If the savepoint fails, the stream continues. Once it has stopped with a
-    savepoint, its checkpoints are deleted, as in Flink.
+    The next start continues from there. If the savepoint fails, the stream continues. If it succeeds, the checkpoints
+    are deleted, as in Flink.
     """
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
@@ -110,10 +110,6 @@ def retire(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json:
     print_result(done, done.messages(), as_json)
 
 
-def _moves(start: StartFrom) -> bool:
-    return bool(start.source_offsets or start.map_sources)
-
-
 @command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
 @click.argument("stream")
 @with_start_options
@@ -145,7 +141,8 @@ def restart(
         print_result(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or ahead.undone_edits or start.point is StartPoint.EMPTY or _moves(start):
+    moves = start.point is StartPoint.EMPTY or start.source_offsets or start.map_sources
+    if ahead.undoes or ahead.undone_edits or moves:
         for message in ahead.messages():
             progress(message)
             shown.add(message)
@@ -322,9 +319,9 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
 def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
     """Undo the last upgrade of a stream, with its output.
 
-    The stream goes back to the snapshot from before the upgrade, for the code from before it.
-    The supervisor sensor, which must be turned on, stops the stream and restores it. It is started again when another
-    code version than the one rolled back is loaded.
+    The supervisor sensor, which must be turned on, stops the stream and restores the snapshot from before the upgrade.
+    It starts the stream again when another code version than the one rolled back is loaded.
+
     A stream whose drivers are launched by Dagster goes back to the previous launch, which is repeated.
     """
     stream_exists(client, stream)
@@ -344,7 +341,7 @@ def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
 
 
 def _quiet(_message: str) -> None:
-    """What it reports was shown before."""
+    """Drop a report whose content was shown before."""
 
 
 def _fork_messages(made: Fork) -> list[str]:

@@ -40,7 +40,7 @@ def print_json(value: object) -> None:
 
 
 def print_result(result: object, messages: Iterable[str], as_json: bool) -> None:
-    """As JSON, or else the messages."""
+    """Print a result as JSON, or else its messages."""
     if as_json:
         print_json(result)
         return
@@ -51,7 +51,7 @@ def print_result(result: object, messages: Iterable[str], as_json: bool) -> None
 def print_rows(
     result: object, columns: Sequence[str], rows: Iterable[Sequence[object]], as_json: bool, *, empty: str
 ) -> None:
-    """As JSON, or else the rows as a table."""
+    """Print a result as JSON, or else its rows as a table."""
     if as_json:
         print_json(result)
     else:
@@ -59,12 +59,12 @@ def print_rows(
 
 
 def print_json_line(value: object) -> None:
-    """For a program that reads line by line."""
+    """Print a value as one line of JSON."""
     click.echo(json.dumps(plain(value), ensure_ascii=False))
 
 
 def plain(value: object) -> Any:
-    """As JSON: records by field names, times in ms since the epoch, sizes in bytes."""
+    """Convert a value to JSON's types; records become objects by field name."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | int | float | bool):
@@ -83,7 +83,7 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """The sentence `empty` if there are none. None is a dash."""
+    """Print rows, or the text `empty` if there are none; None is a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
@@ -138,7 +138,7 @@ def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> Non
 
 
 def print_fields(values: Mapping[str, object]) -> None:
-    """Values that are None are left out."""
+    """Print values by name, without those that are None."""
     shown = {name: str(value) for name, value in values.items() if value is not None}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -147,7 +147,7 @@ def print_fields(values: Mapping[str, object]) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal that something long is under way; the value reports how much of it is done."""
+    """Show progress on a terminal; the value reports what is done, and of how much."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -166,12 +166,12 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def moment(ms: int | None) -> str | None:
-    """In UTC."""
+    """Format a time in UTC."""
     return None if not ms else utc_time(ms).removesuffix(" UTC")
 
 
 def span(ms: int | None) -> str | None:
-    """A duration in ms."""
+    """Format a duration."""
     return None if ms is None else rounded_duration(ms)
 
 

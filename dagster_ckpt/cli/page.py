@@ -105,7 +105,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _names_of_this_machine() -> list[str]:
-    """Its host name first. An address of its own is as safe as a name: no web site can take it."""
+    """Host name first. An address is as safe as a name: no web site can take it."""
     name = socket.gethostname()
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(name, None)}

@@ -102,7 +102,7 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
 
 
 def last_took(client: Client, stream: str) -> str:
-    """What to expect: a running stream does not report how far it is."""
+    """Say how long the last snapshot took: a running stream reports no progress."""
     took = next((span(each.duration_ms) for each in client.list_snapshots(stream)), None)
     return f" (the last snapshot took {took})" if took is not None else ""
 

@@ -223,7 +223,7 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
 
 
 def start_spark() -> SparkSession:
-    """On this machine or the named master."""
+    """Start Spark on this machine, or on the master that the environment names."""
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):

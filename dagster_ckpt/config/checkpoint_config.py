@@ -53,8 +53,8 @@ def _keywords_of(
 class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
-    The keywords are the options of `CheckpointOptions`, described in `docs/options.md`. Setters return the object; an
-    invalid value leaves it unchanged. `options` also refuses contradictory options.
+    `docs/options.md` describes the keywords. Setters return the object; an invalid value leaves it unchanged. `options`
+    also refuses contradictory options.
 
     Example:
         >>> plain = CheckpointConfig(interval=60_000, min_pause=timedelta(seconds=30))
@@ -83,12 +83,12 @@ class CheckpointConfig:
 
     @property
     def requested(self) -> CheckpointOptions:
-        """As set, each validated separately."""
+        """The options as they were set, each validated separately."""
         return self._asked
 
     @property
     def options(self) -> CheckpointOptions:
-        """In effect, validated together."""
+        """The options in effect, validated together."""
         return self._asked.in_effect()
 
     def validate(self) -> None:
@@ -110,7 +110,6 @@ class CheckpointConfig:
         return self._asked.mode
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
-        """Set the guarantee after a restore."""
         return self._with(mode=MODE.member(checkpointing_mode))
 
     def get_checkpoint_interval(self) -> int:
@@ -122,7 +121,6 @@ class CheckpointConfig:
         return self._with(interval=checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
-        """Return the age in ms at which an attempt is aborted."""
         return self._asked.timeout
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int | timedelta) -> Self:
@@ -130,7 +128,6 @@ class CheckpointConfig:
         return self._with(timeout=checkpoint_timeout)
 
     def get_min_pause_between_checkpoints(self) -> int:
-        """Return the minimum time in ms from a completion to the next periodic attempt."""
         return self._asked.min_pause
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int | timedelta) -> Self:
@@ -145,7 +142,6 @@ class CheckpointConfig:
         return self._with(max_concurrent=max_concurrent_checkpoints)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Return whether the first failed checkpoint fails the stream."""
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
@@ -162,7 +158,6 @@ class CheckpointConfig:
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
-        """Set the tolerated number of consecutive failures."""
         self._with(tolerable_failures=tolerable_checkpoint_failure_number)
         self._is_tolerance_set = True
         return self
@@ -182,22 +177,20 @@ class CheckpointConfig:
         return self._with(cleanup=CLEANUP.member(cleanup_mode))
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """The same, with the enum of Flink 1.20."""
+        """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
-        """Return whether any checkpoint can outlive the stream."""
         return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return it as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether they are on. Without effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on, without effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
@@ -205,15 +198,13 @@ class CheckpointConfig:
         return self._with(unaligned=enabled)
 
     def disable_unaligned_checkpoints(self) -> Self:
-        """Take snapshots only between batches."""
         return self._with(unaligned=False)
 
     def get_alignment_timeout(self) -> Duration:
-        """Return how long an attempt waits for the batch boundary."""
         return Duration.of_millis(self._asked.alignment_timeout)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
-        """Set how long an attempt waits for the batch boundary; no number, as in PyFlink."""
+        """Set how long an attempt waits for the batch boundary; a number is refused, as in PyFlink."""
         if not isinstance(alignment_timeout, timedelta):
             allowed = "a Duration or a timedelta, for example Duration.of_seconds(30)"
             raise type_error("alignment timeout", alignment_timeout, allowed)
@@ -237,7 +228,6 @@ class CheckpointConfig:
         return self._asked.retention_policy
 
     def set_retention_policy(self, retention: RetentionPolicy) -> Self:
-        """Set which completed checkpoints are kept, instead of a number."""
         return self._with(retention=retention)
 
     def get_trigger_policy(self) -> TriggerPolicy | None:
@@ -245,7 +235,6 @@ class CheckpointConfig:
         return self._asked.trigger_policy
 
     def set_trigger_policy(self, trigger: TriggerPolicy) -> Self:
-        """Set when the next periodic checkpoint is due, instead of an interval."""
         return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
@@ -260,11 +249,10 @@ class CheckpointConfig:
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """A storage, or the absolute path or URL of a directory."""
+        """Set a storage, or the absolute path or URL of its directory."""
         return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
-        """Same as `set_checkpoint_storage` with a URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:

@@ -1,6 +1,6 @@
 """All checkpointing options of a stream, each declared once.
 
-`CheckpointConfig`, `CheckpointSettings`, the overrides of a run, YAML fields and `docs/options.md` follow.
+`CheckpointConfig`, `CheckpointSettings`, the overrides of a run, YAML fields and `docs/options.md` are made from them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
 
 def checked_storage(value: object) -> CheckpointStorage:
-    """Also takes a directory's absolute path or URL."""
     if isinstance(value, str):
         return FileSystemCheckpointStorage(location_url("storage", value))
     if isinstance(value, CheckpointStorage):
@@ -121,10 +120,7 @@ def _of_num_retained(options: CheckpointOptions) -> Described:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta.
-
-    `in_effect` validates them together.
-    """
+    """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta."""
 
     mode: Option[CheckpointingMode | str, CheckpointingMode] = Option(
         MODE,
@@ -297,7 +293,7 @@ class CheckpointOptions:
 
     @property
     def known_interval_ms(self) -> int | None:
-        """The time between periodic checkpoints; None: none, or no limit."""
+        """The time between periodic checkpoints; None: there are none, or it has no limit."""
         return self.interval if self.trigger is None else known_interval_ms(self.trigger)
 
     @property
@@ -308,7 +304,7 @@ class CheckpointOptions:
         return [option.described(self) for option in options_of(type(self)).values()]
 
     def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:
-        """The options with some replaced, as for one run; None keeps one.
+        """The options with some replaced, as for one run; None leaves an option as it is.
 
         A policy and the option that it replaces unset each other.
         """

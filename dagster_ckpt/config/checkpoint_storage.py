@@ -58,7 +58,6 @@ class CheckpointStorage(ABC):
     """Where snapshots are stored; immutable, so that threads can share it."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse to instantiate the abstract class, as PyFlink does."""
         if cls is CheckpointStorage:
             raise OptionTypeError(
                 "CheckpointStorage() is abstract and cannot be instantiated; it must be one of "
@@ -80,7 +79,7 @@ class _StorageWithPaths(CheckpointStorage):
     storage_options: Mapping[str, Any]
 
     def get_savepoint_path(self) -> str | None:
-        """Return the directory of savepoints as PyFlink writes it, or None."""
+        """Return the directory of savepoints, if set, as PyFlink writes it."""
         return None if self.savepoint_location is None else str(self.savepoint_location)
 
     def _described_with(self, *options: OptionDescription) -> list[OptionDescription]:
@@ -133,14 +132,12 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str | None:
-        """As PyFlink writes it."""
         return None if self.checkpoint_location is None else str(self.checkpoint_location)
 
     def __str__(self) -> str:
         return f"JobManagerCheckpointStorage (checkpoints to JobManager) ( maxStateSize: {self.max_state_size})"
 
     def get_max_state_size(self) -> int:
-        """Return the size in bytes above which a snapshot is declined."""
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
@@ -204,7 +201,6 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str:
-        """As PyFlink writes it."""
         return str(self.checkpoint_location)
 
     def __str__(self) -> str:

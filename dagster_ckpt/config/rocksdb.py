@@ -169,7 +169,6 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """For the session; those of the factory are validated."""
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
@@ -314,7 +313,7 @@ class RocksDBBackend(StateBackend):
         return None if self._options.db_storage_paths is None else list(self._options.db_storage_paths)
 
     def set_db_storage_paths(self, *paths: str) -> None:
-        """Set them; no argument restores Spark's."""
+        """Set the local directories of the working state; no argument restores Spark's."""
         self._set(db_storage_paths=paths or None)
 
     def get_predefined_options(self) -> PredefinedOptions:
@@ -327,7 +326,7 @@ class RocksDBBackend(StateBackend):
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
-        """By import path; applied after the predefined options."""
+        """Set the import path of a factory, whose settings come on top of the predefined ones."""
         options_factory(options_factory_class_name)
         self._set(factory=options_factory_class_name)
 

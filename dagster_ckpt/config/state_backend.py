@@ -22,7 +22,6 @@ SettingValue = str | int | float | bool
 def checked_settings(
     source: str, settings: Mapping[str, SettingValue], *, own: Iterable[str] = ()
 ) -> dict[str, SettingValue]:
-    """Validate full names of Spark settings; `own` are those that the backend sets itself."""
     # Spark ignores the case of RocksDB names: a second spelling might win.
     reserved = {name.lower() for name in own}
     if not isinstance(settings, Mapping):
@@ -55,7 +54,6 @@ class StateBackend(ABC):
     """How working state is kept; configuration only."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse to instantiate the abstract class, as PyFlink does."""
         if cls is StateBackend:
             raise OptionTypeError(
                 "StateBackend() is abstract and cannot be instantiated; it must be one of HashMapStateBackend, "
@@ -78,7 +76,7 @@ class StateBackend(ABC):
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """The storage of an older backend; newer backends do not decide that."""
+        """The storage that an older backend brings; newer ones bring none."""
         return None
 
 
@@ -135,8 +133,6 @@ MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 
 @dataclass(frozen=True)
 class StatePartitions:
-    """A number of state partitions, and what a start does with another one."""
-
     number: int
     on_change: OnStateChange = OnStateChange.REFUSE
 
@@ -161,9 +157,10 @@ class BackendChange:
 
 
 def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
-    """No provider of Spark reads the files of another.
+    """Whether a query can continue with another backend.
 
-    Spark would silently use the pinned provider (`OffsetSeqMetadata.setSessionConf`).
+    No provider of Spark reads the files of another, and Spark would silently use the pinned one
+    (`OffsetSeqMetadata.setSessionConf`).
     """
     if pinned.provider is None:
         return BackendChange()
@@ -200,7 +197,7 @@ class HashMapStateBackend(StateBackend):
 
 
 class _NamedStorage(HashMapStateBackend):
-    """The older spelling, with a storage of snapshots."""
+    """An older spelling, which brings the storage of snapshots."""
 
     def is_using_asynchronous_snapshots(self) -> bool:
         return True

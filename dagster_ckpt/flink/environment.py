@@ -67,7 +67,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         storage_path: URL of snapshots, unless the checkpoint config or backend names one.
 
     Raises:
-        OptionTypeError: `spark` is not a session, or one of Spark Connect.
+        OptionTypeError: `spark` is no session, or one of Spark Connect.
 
     Example:
         >>> env = StreamExecutionEnvironment.get_execution_environment()
@@ -107,9 +107,10 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         catalog_url: str | None = None,
         storage_path: str | None = None,
     ) -> StreamExecutionEnvironment:
-        """Create an environment, by default below `./checkpoints`. The arguments are those of the class.
+        """Create an environment, with the arguments of the class.
 
-        `<folder>` has live directories in `live`, snapshots in `snapshots`, and the catalog `catalog.db`.
+        By default, live directories are in `./checkpoints/live`, snapshots in `./checkpoints/snapshots`, and the
+        catalog is `./checkpoints/catalog.db`.
         """
         return StreamExecutionEnvironment(
             spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
@@ -148,7 +149,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Set how many tasks read and shuffle, from 1; -1 uses the session's setting."""
         if allowed.PARALLELISM.typed(parallelism) != allowed.PARALLELISM_DEFAULT:
             allowed.PARALLELISM.checked(parallelism)
-        self._config = replace(self._config, parallelism=parallelism)
+        self._change(parallelism=parallelism)
         self._parallelism = parallelism
         return self
 
@@ -172,11 +173,11 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._local_parallelism = parallelism
 
     def get_default_local_parallelism(self) -> int:
-        """Return how many threads run tasks if this starts Spark on this machine."""
+        """Return how many threads run tasks if this starts Spark."""
         return self._local_parallelism
 
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
-        """Give a stream its time column: `column` has a row's time for event time, else it is created or replaced."""
+        """Give a stream its time column: for event time an existing `column`, else one that is created or replaced."""
         return with_time(frame, self._config.time_characteristic, column, delay)
 
     def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
@@ -299,4 +300,4 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             )
         if self._spark is not None:
             kryo.refuse_unknown(partial(unknown_classes, self._spark))
-        self._config = replace(self._config, kryo=kryo)
+        self._change(kryo=kryo)

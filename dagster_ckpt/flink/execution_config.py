@@ -42,10 +42,7 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*([.$][A-Za-z_]\w*)*")
 
 @dataclass(frozen=True)
 class KryoRegistrations:
-    """Classes to register with Spark's Kryo serializer when the application starts, by full name.
-
-    Where Flink takes a serializer, name an `org.apache.spark.serializer.KryoRegistrator`.
-    """
+    """Classes to register with Spark's Kryo serializer when the application starts, by full name."""
 
     types: tuple[str, ...] = ()
     registrators: tuple[str, ...] = ()
@@ -69,7 +66,7 @@ class KryoRegistrations:
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
 
     def refuse_unknown(self, cannot_load: Callable[[Sequence[str]], Sequence[str]]) -> None:
-        """As PyFlink does; `cannot_load` returns those that Spark's JVM cannot load."""
+        """Refuse classes that Spark's JVM cannot load, as PyFlink does."""
         unknown = cannot_load([*self.types, *self.registrators])
         if unknown:
             raise OptionError(
@@ -78,7 +75,7 @@ class KryoRegistrations:
             )
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Required settings that a running application lacks."""
+        """Return the required settings that a running application lacks."""
         return {
             name: value
             for name, value in self.spark_settings().items()
@@ -141,7 +138,6 @@ class ExecutionConfig:
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
         auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
         closure_cleaner: Kept; Spark cleans closures itself.
-        global_job_parameters: Kept for the program.
         program: The environment that it was read from.
     """
 
@@ -170,11 +166,11 @@ class ExecutionConfig:
             CHANGELOG.checked(self.changelog_state_backend)
 
     def get_parallelism(self) -> int:
-        """Return the number of tasks that read and shuffle, or -1 if the session decides."""
+        """Return the parallelism, or -1 if the session decides."""
         return self.parallelism
 
     def get_max_parallelism(self) -> int:
-        """Return the number of state partitions, or -1 if it is not set."""
+        """Return the number of state partitions, or -1 if it equals the parallelism."""
         return self.max_parallelism
 
     def get_execution_mode(self) -> ExecutionMode:
@@ -182,7 +178,7 @@ class ExecutionConfig:
         return ExecutionMode.PIPELINED
 
     def set_auto_watermark_interval(self, interval: int | timedelta) -> Self:
-        """Set the time between two watermarks, in ms, from 0; Spark computes one in each batch all the same."""
+        """Set the time between two watermarks, in ms, from 0; Spark computes one in each batch."""
         return self._set(auto_watermark_interval_ms=AUTO_WATERMARK_INTERVAL.checked(interval))
 
     def get_auto_watermark_interval(self) -> int:
@@ -190,15 +186,15 @@ class ExecutionConfig:
         return self.auto_watermark_interval_ms
 
     def enable_closure_cleaner(self) -> Self:
-        """Let functions be analyzed and cleaned, which Spark always does."""
+        """Ask for cleaned closures, which Spark always has."""
         return self._set(closure_cleaner=True)
 
     def disable_closure_cleaner(self) -> Self:
-        """Ask for functions as they are; Spark cleans them all the same."""
+        """Ask for closures as they are; Spark cleans them all the same."""
         return self._set(closure_cleaner=False)
 
     def is_closure_cleaner_enabled(self) -> bool:
-        """Return whether functions are to be analyzed and cleaned."""
+        """Return what was set; Spark always cleans closures."""
         return self.closure_cleaner
 
     def set_global_job_parameters(self, global_job_parameters_dict: Mapping[str, str]) -> Self:
@@ -329,7 +325,6 @@ class ConfiguredProgram:
         self._savepoints: tuple[str, str] | None = None
 
     def _change(self, **values: Any) -> None:
-        """Replace execution options, by their names in `ExecutionConfig`."""
         self._config = replace(self._config, **values)
 
     def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
@@ -340,7 +335,7 @@ class ConfiguredProgram:
         """
         number = MAX_PARALLELISM.checked(max_parallelism)
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
-        self._config = replace(self._config, max_parallelism=number)
+        self._change(max_parallelism=number)
         self._on_other_partitions = OnStateChange.CONVERT if may_rewrite else OnStateChange.REFUSE
         return self
 
@@ -353,24 +348,24 @@ class ConfiguredProgram:
 
         Real-time mode is chosen on the writer, `trigger(realTime=...)`.
         """
-        self._config = replace(self._config, buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
+        self._change(buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
         return self
 
     def get_buffer_timeout(self) -> int:
-        """Return the trigger interval in ms of writers without their own trigger."""
+        """Return the buffer timeout in ms."""
         return self._config.buffer_timeout_ms
 
     def disable_operator_chaining(self) -> Self:
         """Execute every operator separately: turns off whole-stage code generation."""
-        self._config = replace(self._config, operator_chaining=False)
+        self._change(operator_chaining=False)
         return self
 
     def is_chaining_enabled(self) -> bool:
-        """Return whether the operators of a stage are compiled into one function."""
+        """Return whether operators are compiled into one function per stage."""
         return self._config.operator_chaining
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
-        """Set the notion of time that `assign_timestamps_and_watermarks` uses.
+        """Set the notion of time of `assign_timestamps_and_watermarks`.
 
         As in Flink, the auto watermark interval becomes 0 for processing time, otherwise 200 ms.
         """
@@ -380,7 +375,7 @@ class ConfiguredProgram:
         self._change(time_characteristic=checked, auto_watermark_interval_ms=interval_ms)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
-        """Return that notion of time."""
+        """Return the notion of time of `assign_timestamps_and_watermarks`."""
         return self._config.time_characteristic
 
     def enable_checkpointing(self, interval: int | timedelta, mode: CheckpointingMode | None = None) -> Self:
@@ -405,15 +400,15 @@ class ConfiguredProgram:
         return self.get_checkpointing_consistency_mode()
 
     def get_checkpointing_consistency_mode(self) -> CheckpointingMode:
-        """Return the guarantee after a restore; Flink's name for it since 1.20."""
+        """Return the guarantee after a restore (Flink's name since 1.20)."""
         return self._checkpoint_config.get_checkpointing_mode()
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on. Without effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on."""
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether unaligned snapshots are taken with every kind of sink."""
+        """Return whether unaligned checkpoints are allowed with every kind of sink."""
         return self._checkpoint_config.is_force_unaligned_checkpoints()
 
     def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:
@@ -438,7 +433,7 @@ class ConfiguredProgram:
 
     def enable_changelog_state_backend(self, enabled: bool) -> Self:
         """Set whether RocksDB uploads changelogs instead of snapshots, overriding the state backend."""
-        self._config = replace(self._config, changelog_state_backend=CHANGELOG.checked(enabled))
+        self._change(changelog_state_backend=CHANGELOG.checked(enabled))
         return self
 
     def is_changelog_state_backend_enabled(self) -> bool | None:
@@ -457,7 +452,7 @@ class ConfiguredProgram:
         return self
 
     def get_default_savepoint_directory(self) -> str | None:
-        """Return the default folder of savepoints, or None if it was not set."""
+        """Return the default folder of savepoints, if set."""
         return None if self._savepoints is None else self._savepoints[1]
 
     def set_restart_strategy(

@@ -1,4 +1,4 @@
-"""One program without Dagster: where it stores its streams, and how it runs them, in a thread each, until they end."""
+"""One program without Dagster: where its streams are stored, and how they run, in a thread each."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The locations of one program.
-
-    Attributes:
-        executor_copy_bytes: Executors copy larger snapshots; None: the driver copies.
-    """
+    """The locations of one program. Executors copy snapshots above `executor_copy_bytes`; None: the driver copies."""
 
     live_root: str
     catalog_url: str
@@ -78,7 +74,7 @@ class Deployment:
         state_partitions: StatePartitions | None = None,
         state_migrations: Sequence[StateMigration] = (),
     ) -> StreamHandle:
-        """Backend None: the session's settings; savepoint URL None: savepoints are stored next to checkpoints."""
+        """Return the handle of a stream. Without a savepoint URL, savepoints are stored next to checkpoints."""
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
         storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
@@ -102,14 +98,14 @@ class Deployment:
         )
 
     def open_catalog(self) -> Catalog:
-        """The folder of a SQLite file is created."""
+        """Open the catalog; the folder of a SQLite file is created."""
         return Catalog(self.catalog_url)
 
 
 def deployment_below(
     folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
 ) -> Deployment:
-    """By default `live`, `catalog.db` and `snapshots` in a folder."""
+    """Return locations, by default `live`, `catalog.db` and `snapshots` in a folder."""
     home = folder.absolute()
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",
@@ -131,7 +127,7 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """Under the config's settings."""
+    """Return what starts a query, with the config's trigger interval unless it has a trigger."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         warn_of_partitions(stream.stream_id, live, config)
@@ -172,7 +168,7 @@ class StreamToRun:
 
 @dataclass(frozen=True)
 class StreamExecution:
-    """`savepoint` is the location of a stop's savepoint."""
+    """How a stream ended; `savepoint` is the location of a stop's savepoint."""
 
     stream_id: str
     execution_id: str
@@ -206,7 +202,7 @@ def run_program(
     run_id: str | None = None,
     signals: Sequence[signal.Signals] = (signal.SIGINT,),
 ) -> JobExecutionResult:
-    """Run streams until all of them have ended, each in a thread: an interrupt never lands inside a call into the JVM.
+    """Run streams until all have ended, each in a thread: an interrupt never lands inside a call into the JVM.
 
     A signal stops every stream and keeps its state. If one fails, the others are stopped too, and its error is raised.
     """
@@ -262,7 +258,6 @@ def _interrupted_as(another_continues: bool) -> ExecutionStatus:
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
-    """Apply retention if the stream has ended for good, and raise if it did not end well."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)
@@ -287,7 +282,7 @@ def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
 def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
     """Let signals set `stop`, in place of Spark's SIGINT handler, which would fail the running batch.
 
-    The yielded event is set if a signal came. Outside the main thread no signals are handled.
+    The yielded event is set by a signal; outside the main thread none are handled.
     """
     interrupted = threading.Event()
 

@@ -18,7 +18,7 @@ _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
-    """A path without a scheme is local. Nothing is created."""
+    """Open a location; a path without a scheme is local. Nothing is created."""
     if "\0" in url:
         raise StorageAccessError(
             f"{url!r} is not a valid location: a path cannot contain a NUL character. Correct the URL."
@@ -30,7 +30,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
 
 
 def normalised(location: str) -> str:
-    """With `//` and without doubled or trailing slashes; a local path gets `file://`."""
+    """Return a location with `//` and no doubled or trailing slashes; a local path gets `file://`."""
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:

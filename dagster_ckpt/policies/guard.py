@@ -1,6 +1,6 @@
-"""What applies if a policy, which may be a user's code, raises or answers nonsense.
+"""Answer for a policy, which may be a user's code, that raises or returns nonsense.
 
-Retention: nothing is deleted. Trigger: a checkpoint per minute. Restart: Flink's default strategy.
+Retention then deletes nothing, the trigger is one checkpoint per minute, and the restart strategy Flink's default.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeptBecause(Enum):
-    """Why a snapshot stays.
-
-    Attributes:
-        PROVEN: The newest one whose state was loaded.
-        IN_USE: Something refers to it, says the caller.
-        POLICY_FAILED: The policy gave no usable answer.
-    """
+    """Why a snapshot stays; PROVEN: it is the newest one whose state was loaded."""
 
     POLICY = "POLICY"
     NEWEST = "NEWEST"
@@ -44,13 +38,7 @@ class KeptBecause(Enum):
 
 @dataclass(frozen=True)
 class RetentionDecision:
-    """Decision of a policy and its guard.
-
-    Attributes:
-        kept: Reasons by snapshot id.
-        dropped: Oldest first.
-        problem: Why the policy's answer was not used, or None.
-    """
+    """`kept` has reasons by snapshot id; `problem` is why the policy's answer was not used, or None."""
 
     kept: Mapping[str, KeptBecause]
     dropped: tuple[RetainedSnapshot, ...] = ()
@@ -58,7 +46,7 @@ class RetentionDecision:
 
 
 def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, KeptBecause]:
-    """What no policy may drop, of snapshots oldest first: the newest one and the newest checkpoint.
+    """What no policy may drop: of snapshots oldest first, the newest one and the newest checkpoint.
 
     A user may delete a savepoint, and later incremental checkpoints may refer to the newest checkpoint. As in Flink, a
     stream that stopped with a savepoint needs none.
@@ -73,7 +61,6 @@ def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, Kept
 
 
 def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
-    """Held savepoints and the newest one, of those given oldest first."""
     newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
     return newest | dict.fromkeys(held, KeptBecause.IN_USE)
 
@@ -110,7 +97,6 @@ def decide_retention(
 def snapshot_to_recover_from(
     snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
 ) -> RetainedSnapshot | None:
-    """The newest of those given oldest first; with `prefer_checkpoint`, the newest checkpoint."""
     if not snapshots:
         return None
     if not prefer_checkpoint:
@@ -127,7 +113,7 @@ FALLBACK_TRIGGER = Interval(60_000)
 
 
 class GuardedTrigger:
-    """While its policy raises or gives no time, `FALLBACK_TRIGGER` answers."""
+    """A trigger policy, or `FALLBACK_TRIGGER` while that raises or returns no time."""
 
     def __init__(self, policy: TriggerPolicy) -> None:
         self._policy = policy
@@ -157,10 +143,7 @@ FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
 def decide_restart(
     policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random
 ) -> RestartAt | NoRestart:
-    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision.
-
-    `now_ms` is by the catalog's clock; `random` is seeded with the execution's id.
-    """
+    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision."""
     try:
         answer: object = policy.decide(failures, now_ms, random)
         problem = f"it returned {answer!r}, which is neither RestartAt nor NoRestart"

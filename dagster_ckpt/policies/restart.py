@@ -32,16 +32,12 @@ from dagster_ckpt.values.validation import (
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """Failures since a user last started the stream; at least one.
-
-    Attributes:
-        failed_at_ms: Since the epoch; sorted.
-    """
+    """Failures since a user last started the stream: at least one time in ms since the epoch."""
 
     failed_at_ms: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Sort: machines with different clocks may have recorded the failures."""
+        """Sort the times, which machines with different clocks may have recorded."""
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: a restart strategy decides only after a "
@@ -94,12 +90,11 @@ class RestartPolicy(Protocol):
 
         Args:
             now_ms: By the catalog's clock, as the failures.
-            random: Seeded with the execution's id: each evaluation decides the same.
+            random: Seeded with the execution's id, so that each evaluation decides the same.
         """
 
 
 def restart_description(policy: object) -> str:
-    """In Flink's words if it is one of Flink's, else its name."""
     describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
     return str(describe()) if callable(describe) else policy_name(policy)
 
@@ -155,10 +150,10 @@ class RestartStrategyConfiguration(ABC):
 
     @abstractmethod
     def get_description(self) -> str:
-        """In Flink's words."""
+        """Return the description in Flink's words."""
 
     def described(self) -> str:
-        """The same with readable durations."""
+        """Return Flink's description with readable durations."""
         return self.get_description()
 
 
@@ -168,7 +163,7 @@ class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
         """Decide as a `RestartPolicy`."""
 
     def validate(self) -> None:
-        """Validate what PyFlink rejects only when the stream starts."""
+        """Check what PyFlink rejects only when the stream starts."""
 
 
 ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
@@ -205,7 +200,7 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
     """A limited number of restarts, each after the same delay.
 
-    `validate` refuses negative values, as PyFlink at the start.
+    Negative values are refused when the stream starts, as in PyFlink.
 
     Args:
         restart_attempts: One more failure ends the stream.
@@ -248,7 +243,7 @@ class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
 class FailureRateRestartStrategyConfiguration(_DelayedRestart):
     """Restarts until the failure rate exceeds a limit.
 
-    `validate` refuses values out of range, as PyFlink at the start.
+    Values out of range are refused when the stream starts, as in PyFlink.
 
     Args:
         max_failure_rate: Failures per interval; one more ends the stream.
@@ -348,7 +343,7 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         self.validate()
 
     def validate(self) -> None:
-        """With the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        """Apply the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
         INITIAL_BACKOFF.checked(self.initial_backoff_ms)
         MAX_BACKOFF.checked(self.max_backoff_ms)
         RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
@@ -441,24 +436,20 @@ class RestartStrategies:
 
     @staticmethod
     def no_restart() -> DecidingRestartStrategy:
-        """Never restart."""
         return NoRestartStrategyConfiguration()
 
     @staticmethod
     def fall_back_restart() -> RestartStrategyConfiguration:
-        """Let the deployment decide."""
         return FallbackRestartStrategyConfiguration()
 
     @staticmethod
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
-        """Restart a limited number of times, each after the same delay."""
         return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
     ) -> DecidingRestartStrategy:
-        """Restart unless an interval contains more failures than the rate allows."""
         return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
 
     @staticmethod

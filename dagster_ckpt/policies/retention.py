@@ -40,7 +40,6 @@ class RetainedSnapshot:
         number: The n of `chk-<n>`.
         full_bytes: Bytes that a restore reads.
         new_bytes: Bytes that it shares with no older snapshot.
-        is_verified: Its last verification found no problem.
         objects: Bytes of the data objects that it needs, by name; only for `MaxBytes`, and empty if unknown.
     """
 
@@ -82,7 +81,7 @@ class RetentionPolicy(Protocol):
     """
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Return the snapshots to keep, given those that exist, oldest state first, never by a clock."""
+        """Return the snapshots to keep. `snapshots` are those that exist, ordered by their state, oldest first."""
 
 
 def checked_retention(policy: object) -> RetentionPolicy:
@@ -175,9 +174,8 @@ class NewestPer(Rule):
     Periods without a snapshot do not count.
 
     Attributes:
-        period: "hour", "day", "week", "month" or "year".
+        period: "hour", "day", "week", "month" or "year", which begin in `timezone`.
         count: Number of periods, from 1.
-        timezone: In which a day begins.
 
     Example:
         >>> NewestPer("day", 7, timezone="Europe/Berlin")
@@ -201,14 +199,14 @@ class NewestPer(Rule):
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
     def begin(self, snapshot: RetainedSnapshot) -> float:
-        """Of its period, in seconds since the epoch: an hour that comes twice is two periods."""
+        """The begin of a snapshot's period, in seconds since the epoch: an hour that comes twice is two periods."""
         taken = local_time(snapshot.taken_at_ms, self.timezone)
         return taken.start_of(Period(self.period).value).timestamp()
 
 
 @dataclass(frozen=True)
 class MaxBytes(Rule):
-    """Keep the newest snapshots that together take at most so many bytes, and the newest one in any case.
+    """Keep the newest snapshots that together take at most `limit` bytes, and the newest one in any case.
 
     Objects that snapshots share count once.
 
@@ -243,7 +241,7 @@ class MaxBytes(Rule):
 def bytes_of(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnapshot]) -> int:
     """Bytes that some of the snapshots, oldest first, take in storage; what they share counts once.
 
-    If the objects of one are unknown, an upper bound: from what was new in each of `snapshots`.
+    If the objects of one are unknown, this is an upper bound by what was new in each of `snapshots`.
     """
     return max(_growing(kept, snapshots), default=0)
 
@@ -263,7 +261,7 @@ def _growing(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnaps
     newest: RetainedSnapshot | None = None
     for snapshot in reversed(snapshots):
         if snapshot.snapshot_id in wanted:
-            # What the newer one has besides: at most all that came since, and at most all that it has.
+            # The newer one adds at most what was new since, and at most all that it has.
             later += min(since, newest.full_bytes) if newest is not None else 0
             yield later + snapshot.full_bytes
             newest, since = snapshot, 0
@@ -393,12 +391,11 @@ class KeepRules(Rule):
 
     Attributes:
         last: The newest snapshots; -1: all.
-        hourly: The newest snapshot of each of so many hours; -1: of each hour. The same for `daily` to `yearly`.
+        hourly: The newest snapshot of each of this many hours; -1: of each hour. The same for `daily` to `yearly`.
         weekly: Weeks begin on Monday.
-        within_ms: All that are less than so much older than the newest one, ms or a timedelta.
+        within_ms: All that are less than this much older than the newest one, ms or a timedelta.
         within_hourly_ms: Of those, the newest one of each hour. The same for `within_daily_ms` to `within_yearly_ms`.
         labels: Those with one of these labels, or with one that matches, such as "release-*".
-        timezone: In which a day begins.
 
     Example:
         >>> KeepRules(last=3, daily=7, labels=["release-*"])
@@ -480,7 +477,6 @@ def _of_each(
     reason: str,
     oldest: Sequence[RetainedSnapshot],
 ) -> Iterator[tuple[RetainedSnapshot, str]]:
-    """Newest snapshot of each of `count` periods (-1: all), plus the oldest one if more may be kept."""
     last, left = None, count
     for snapshot in newest_first:
         period = period_of(snapshot)

@@ -1,7 +1,7 @@
 """Policies as data: in YAML, on the launchpad, and in the run config of a schedule.
 
-A policy is a mapping of its name to its arguments: `{"any_of": [{"latest": 3}, {"newest_per": {"period": "day",
-"count": 7}}]}`. One of your own has an import path: `{"own": "company.policies:NewestVerified"}`.
+A policy is its name with its arguments: `{"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]}`.
+One of your own has an import path: `{"own": "company.policies:NewestVerified"}`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _OF = "of"
 
 @dataclass(frozen=True)
 class _Vocabulary(Generic[Policy]):
-    """Names of rules, and of combinators that take a list of policies."""
-
     option: str
     rules: Mapping[str, Callable[..., Policy]]
     combinators: Mapping[str, Callable[..., Policy]]
@@ -130,7 +128,7 @@ def read_trigger(written: object) -> TriggerPolicy:
 
 
 def own_policy(option: str, written: object) -> object:
-    """Import by path, or a mapping of `path` and `arguments`; classes are instantiated."""
+    """Import a policy by its path, or by `path` and `arguments`; a class is instantiated."""
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")
@@ -166,7 +164,6 @@ def _plain(value: object) -> object:
 
 
 def _path_of(option: str, policy: object) -> Written:
-    """The import path of a user's policy, if creating it again gives the same."""
     kind = type(policy)
     path, arguments = f"{kind.__module__}:{kind.__qualname__}", _arguments(policy)
     written: Written = {"path": path, "arguments": arguments} if arguments else {"path": path}

@@ -22,10 +22,9 @@ class TriggerProgress:
     Attributes:
         wall_ms: Now, since the epoch.
         share: Random, from 0 up to 1, so that streams that start together take checkpoints at different times.
-        last_due_ms: Of the last periodic checkpoint; None before the first one.
-        last_completed_ms: Of a snapshot, periodic or not.
-        batches: Committed since the last periodic trigger, or the start.
-        rows: Input rows of these batches.
+        last_due_ms: When the last periodic checkpoint was due; None before the first one.
+        last_completed_ms: When a snapshot, periodic or not, was last completed.
+        batches: Committed since the last periodic trigger, or the start; `rows` are their input rows.
     """
 
     now_ms: int
@@ -80,7 +79,7 @@ ROWS = WholeNumber("rows", minimum=1)
 
 @dataclass(frozen=True)
 class Interval(_Rule):
-    """At a fixed rate, with a random first delay, like the periodic trigger of Flink's coordinator.
+    """Trigger at a fixed rate, with a random first delay, like Flink's coordinator.
 
     Missed times are skipped: catching up would take the same snapshot again.
 
@@ -110,7 +109,7 @@ class Interval(_Rule):
 
 @dataclass(frozen=True)
 class MinPause(_Rule):
-    """Not before a pause after the last completed snapshot, ms or a timedelta. Combine with `&`."""
+    """Trigger no sooner than a pause, ms or a timedelta, after the last completed snapshot. Combine it with `&`."""
 
     pause_ms: int | timedelta
 
@@ -118,7 +117,6 @@ class MinPause(_Rule):
         object.__setattr__(self, "pause_ms", PAUSE.checked(self.pause_ms))
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """At once if no snapshot was completed."""
         if progress.last_completed_ms is None:
             return progress.started_ms
         return progress.last_completed_ms + PAUSE.checked(self.pause_ms)
@@ -126,7 +124,7 @@ class MinPause(_Rule):
 
 @dataclass(frozen=True)
 class EveryBatches(_Rule):
-    """After a number of committed batches, from 1."""
+    """Trigger after a number of committed batches, from 1."""
 
     batches: int
 
@@ -139,7 +137,7 @@ class EveryBatches(_Rule):
 
 @dataclass(frozen=True)
 class EveryRows(_Rule):
-    """After a number of input rows, from 1. Spark reports rows, not bytes."""
+    """Trigger after a number of input rows, from 1. Spark reports rows, not bytes."""
 
     rows: int
 
@@ -191,7 +189,7 @@ class Blackout:
         for day in (today - timedelta(days=1), today):
             if self.days and DAYS[day.weekday()] not in self.days:
                 continue
-            # By their texts: when clocks go forward, one of them may not exist.
+            # The texts are compared: when clocks go forward, one of the times may not exist.
             last_day = day + timedelta(days=1) if self.end <= self.begin else day
             zone = ZoneInfo(self.timezone)
             begin_ms = _at_ms(day, self.begin, zone, is_first=True)
@@ -206,7 +204,10 @@ def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None
 
 
 def _at_ms(day: date, time: str, zone: ZoneInfo, *, is_first: bool) -> int:
-    """Since the epoch. Of a time that comes twice, the first or last; one that is left out is moved past the gap."""
+    """A local time in ms since the epoch: of one that comes twice, the first or last.
+
+    One that is left out is moved past the gap.
+    """
     hour, minute = map(int, time.split(":"))
     moment = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
     exists = moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == moment.replace(tzinfo=None)
@@ -215,7 +216,7 @@ def _at_ms(day: date, time: str, zone: ZoneInfo, *, is_first: bool) -> int:
 
 @dataclass(frozen=True, init=False)
 class OutsideBlackouts(_Rule):
-    """Not during a blackout. Combine it with `&`.
+    """Trigger at no time during a blackout. Combine it with `&`.
 
     A checkpoint that falls into a window is taken at its end, requested ones at any time.
     """
@@ -236,7 +237,7 @@ class OutsideBlackouts(_Rule):
 
 
 class AnyOf(Combination[TriggerPolicy], _Rule):
-    """As soon as one policy says so: `first | second`."""
+    """Trigger as soon as one policy says so: `first | second`."""
 
     sign = "|"
     checked = checked_trigger
@@ -247,7 +248,7 @@ class AnyOf(Combination[TriggerPolicy], _Rule):
 
 
 class AllOf(Combination[TriggerPolicy], _Rule):
-    """Once every policy says so: `first & second`."""
+    """Trigger once every policy says so: `first & second`."""
 
     sign = "&"
     checked = checked_trigger

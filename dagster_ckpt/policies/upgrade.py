@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.values.validation import conform_fields
 
-# Of what differs (`output`, or the name of a state) and a DataFrame of the rows that differ: those that must not.
+# Called with what differs (`output`, or the name of a state) and the rows that do, as a DataFrame; returns those that
+# must not.
 UnexpectedRows = Callable[[str, Any], Any]
 
 
@@ -93,7 +94,6 @@ class UpgradePolicy:
 
     @property
     def observes(self) -> bool:
-        """Whether code that works is observed until `rollback_after_ms` is over."""
         return self.rollback_if_restarted or self.rollback_if_unhealthy
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One running stream: start, supervision, checkpoint attempts, restarts in place, and the record of its end.
+"""One running stream, from its start to the record of its end.
 
 `execution.py` is the entry point, `start.py` starts the query, `supervision.py` is the loop around it, and
 `settlement.py` records how an execution ended.

@@ -1,7 +1,6 @@
-"""Carries out the coordinator's decisions about attempts.
+"""Carry out what the coordinator decides about attempts.
 
-The order makes crashes harmless: storage writes data, then metadata; the catalog records the snapshot; the coordinator
-learns of it; only then are older checkpoints subsumed.
+A crash is harmless because of the order: data, metadata, catalog row, the coordinator, and only then older checkpoints.
 """
 
 from __future__ import annotations
@@ -67,13 +66,6 @@ SAVEPOINT_THREADS = 4
 
 @dataclass
 class _Running:
-    """An attempt that has not ended.
-
-    Attributes:
-        started_after_batch: An aligned attempt waits for the next commit.
-        aligned_only: The query's mode does not allow a snapshot to include a running batch.
-    """
-
     attempt: Attempt
     order: SnapshotOrder
     started_after_batch: int
@@ -86,11 +78,7 @@ class _Running:
 
 
 class AttemptRunner:
-    """The attempts of one execution.
-
-    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows deleting older live directories;
-    `tally` says how a failure counts.
-    """
+    """The attempts of one execution. `facts` is called in the thread that talks to the JVM."""
 
     def __init__(
         self,
@@ -127,7 +115,7 @@ class AttemptRunner:
             stream.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"snapshots-{stream.stream_id}"
         )
         self._running: dict[int, _Running] = {}
-        self._aborted: dict[int, Abort] = {}
+        self._aborted: dict[int, CheckpointFailureReason] = {}
         self._completed: dict[int, SnapshotRecord] = {}
         self._late: dict[int, TakenSnapshot] = {}
         self._cleaning = 0
@@ -139,7 +127,7 @@ class AttemptRunner:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks in the query's last report; before the first one, those of the previous execution.
+        """Sinks in the query's last report, or at first those of the previous execution.
 
         While they are unknown, no snapshot is taken: a restore could not roll them back.
         """
@@ -153,7 +141,7 @@ class AttemptRunner:
     def has_progressed(self) -> bool:
         """Whether this execution has planned and committed a batch, which proves the snapshot that it restored.
 
-        If an earlier execution had planned the batch and the sink has it, Spark commits it without loading the state.
+        If the sink has a batch that an earlier execution planned, Spark commits it without loading the state.
         """
         if self._has_progressed:
             return True
@@ -172,10 +160,7 @@ class AttemptRunner:
         return True
 
     def input_ended(self) -> bool:
-        """From now on a checkpoint that nobody requests is the final one; whether it is due.
-
-        It is not if the position is that of a checkpoint which a recovery can use.
-        """
+        """Note the end of the input, and return whether a final checkpoint is due."""
         self._input_has_ended = True
         if not self._stream.options.is_checkpointing_enabled:
             return False
@@ -186,7 +171,6 @@ class AttemptRunner:
             return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """If the attempt is impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -202,7 +186,8 @@ class AttemptRunner:
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         base = sharing_base(self._stream)
-        trigger = SnapshotTrigger.INPUT_ENDED if self._is_final(attempt) else _trigger(attempt, request)
+        is_final = self._input_has_ended and attempt.request_id is None
+        trigger = SnapshotTrigger.INPUT_ENDED if is_final else _trigger(attempt, request)
         may_renew = attempt.kind is TriggerKind.CHECKPOINT and arguments.get("label") is None
         order = SnapshotOrder(
             kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
@@ -218,7 +203,7 @@ class AttemptRunner:
         )
         aligned_only = facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned
         commit = self.positions.look().commit
-        # Last, so that a failure before it has recorded nothing.
+        # The row is written last: an earlier failure leaves none.
         self._catalog.snapshots.start(
             self._lease.record,
             snapshot_id=snapshot_id,
@@ -239,9 +224,6 @@ class AttemptRunner:
         after = -1 if commit is None else commit
         return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
 
-    def _is_final(self, attempt: Attempt) -> bool:
-        return self._input_has_ended and attempt.request_id is None
-
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
         stream_id, tally = self._stream.stream_id, self._tally(attempt, reason)
@@ -250,7 +232,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Returns a failure event if no thread works on the attempt."""
+        """Abort an attempt. Its failure is returned, unless a thread works on it and reports the end."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -260,7 +242,7 @@ class AttemptRunner:
         self._record_failure(running.attempt, running.order.snapshot_id, why, action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
-        self._aborted[action.number] = action
+        self._aborted[action.number] = action.reason
         return []
 
     def discard_late(self, number: int) -> None:
@@ -269,7 +251,6 @@ class AttemptRunner:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start due cuts; `stop_query` precedes that of a stop-with-savepoint."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -284,7 +265,7 @@ class AttemptRunner:
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog; returns events since the last call."""
+        """Record finished attempts in the catalog, and return the events since the last call."""
         if self._log.batches:
             self.has_progressed()
         return self._finish()
@@ -299,16 +280,13 @@ class AttemptRunner:
                 return events
 
     def subsume_checkpoints(self) -> list[Event]:
-        """In the background.
-
-        Not before this execution has committed a batch, having loaded the state.
-        """
+        """Delete subsumed checkpoints in the background, once this execution has committed a batch."""
         if not self.has_progressed():
             return []
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
             dropped = subsume(self._stream, protected=protected)
-            # Not those that an earlier call is still deleting.
+            # A deletion that still runs would look interrupted.
             interrupted = interrupted_deletions(self._stream) if not self._cleaning else []
         except CatalogError:
             # The next completed checkpoint subsumes them.
@@ -330,13 +308,12 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Waits for the threads of all attempts, and answers pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
             running.span.end(f"the query ended: {why}")
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
         self._running.clear()
-        # Queued deletions still run: no other process knows about a snapshot that was not recorded.
+        # Queued deletions still run: no other process knows a snapshot that was not recorded.
         self._pool.shutdown(wait=True)
         self._finish()
         for taken in self._late.values():
@@ -361,11 +338,9 @@ class AttemptRunner:
 
     def _may_carry(self, running: _Running) -> bool:
         if running.aligned_only:
-            # In these modes a replayed batch may differ, so a snapshot cannot include it, even if
-            # forced.
+            # In these modes a replayed batch may differ, so not even `force_unaligned` allows it.
             return False
-        # A restore replays the batch. A sink that does not detect that would receive its rows
-        # twice.
+        # A restore replays the batch, whose rows a sink may then have twice.
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _take(self, running: _Running) -> None:
@@ -411,7 +386,7 @@ class AttemptRunner:
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Before the request is answered: a process killed after that stays stopped.
+            # Recorded before the request is answered, so that a process killed after the answer stays stopped.
             lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
             self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
         self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
@@ -446,8 +421,7 @@ class AttemptRunner:
         running, reason = self._running.get(number), CheckpointFailureReason.of(error, after_cut=after_cut)
         if running is not None:
             return self._failed(running, reason, str(error))
-        aborted = self._aborted.pop(number, None)
-        return AttemptFailed(monotonic_ms(), number, aborted.reason if aborted is not None else reason, str(error))
+        return AttemptFailed(monotonic_ms(), number, self._aborted.pop(number, reason), str(error))
 
     def _failed(self, running: _Running, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
@@ -467,7 +441,6 @@ class AttemptRunner:
     def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
-        """Now, or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(
@@ -475,8 +448,6 @@ class AttemptRunner:
             )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
-        """If that fails, the snapshot stays visible in the catalog."""
-
         def clean() -> None:
             try:
                 work()

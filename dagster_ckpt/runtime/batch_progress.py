@@ -19,7 +19,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 
-# Far more batches than there are between two checkpoints in practice.
+# Far more than there are between two checkpoints.
 REMEMBERED = 10_000
 
 
@@ -38,10 +38,10 @@ class BatchLog:
             self.batches += 1
 
     def rows_after(self, batch_id: int) -> dict[int, int]:
-        """The rows that each later batch has read, if a replay would read the same.
+        """Input rows of the later batches for which a replay must read the same number.
 
-        A `foreachBatch` function may read a batch several times, or in part. A batch without rows may be one that its
-        sink had already, which Spark then does not read.
+        Left out are batches of a `foreachBatch` function, which may read one several times or in part, and batches
+        without rows, which the sink may already have.
         """
         newer: dict[int, int] = {}
         for report in reversed(self._batches):
@@ -52,7 +52,6 @@ class BatchLog:
         return newer
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
-        """Figures at a batch, since the previous snapshot's batch or the start of the execution."""
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:
             return BatchFigures()
@@ -66,15 +65,15 @@ class BatchLog:
         )
 
 
-# For what Spark does not report right after its commit: planned batches, and continuous processing.
+# Spark reports neither planned batches nor, right after a commit, continuous processing.
 LOOK_AGAIN_MS = 2_000
 
 
 class PositionWatch:
     """Positions in a live directory, for a loop that polls several times a second.
 
-    On a local disk every call reads them, for microseconds. In object storage, where a read is two billed list
-    requests, only after Spark has reported another batch or some time has passed.
+    In object storage, where a read is two billed list requests, they are read again only after a report of Spark, or
+    after `LOOK_AGAIN_MS`.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -112,15 +111,14 @@ class Journal:
         self._log = log
         # Every batch up to this one has its rows in the journal, or was planned before this execution.
         self._counted = -1
-        # Later batches are still to be recorded; at first those after the newest snapshot, because an earlier execution
-        # may have planned the batch in flight differently.
+        # The newest recorded batch; at first that of the newest snapshot, because an earlier execution may have planned
+        # later ones differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
-        """Record the batches that Spark has planned since the last call.
+        """Record the micro-batches that Spark has planned since the last call; at the end, also the last commit.
 
-        Also if none may be replayed (only micro-batches can): with a lost live directory, only the journal names their
-        input. `has_ended`: also record whether the newest batch is committed.
+        If the live directory is lost, only the journal names their input.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
             return
@@ -141,7 +139,7 @@ class Journal:
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):
-            # The query meets that too. Without its batches in the journal, a restore rolls sinks back.
+            # The query fails too. Without these batches in the journal, a restore rolls sinks back.
             return
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)
@@ -149,7 +147,6 @@ class Journal:
             self._counted = min(self._counted, batches[0].batch_id - 1)
 
     def _note_rows(self) -> None:
-        """A replay has to read as many."""
         if self._newest is None:
             return
         rows = {batch: rows for batch, rows in self._log.rows_after(self._counted).items() if batch <= self._newest}
@@ -163,10 +160,9 @@ class Journal:
 
 
 class OutputGap:
-    """Records once, as an event, how long a hand-over kept the output waiting.
+    """Records in one event how long a hand-over interrupted the output.
 
-    From the last batch of the old code to the first of the new, as the storage dates their commits. If the stream waits
-    for input, that is included.
+    It lasts from the last commit of the old code to the first of the new, and includes waiting for input.
     """
 
     def __init__(
@@ -198,7 +194,6 @@ class OutputGap:
         self._is_done = True
 
     def _gap_ms(self, first: int) -> int | None:
-        """None if it cannot be told, such as of a directory that was rebuilt."""
         times: list[int | None] = []
         with suppress(FileNotFoundError, StorageAccessError):
             times = [self._live.folder.status(f"{COMMITS}/{batch}").modified_at_ms for batch in (first - 1, first)]

@@ -1,4 +1,4 @@
-"""What the coordinator and its driver exchange. Times are monotonic."""
+"""Messages between the coordinator and its driver; times are monotonic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dagster_ckpt.values.modes import CheckpointingMode
 
 
 class Alignment(Enum):
-    """The batch that a snapshot ends at, if a batch is running when the attempt begins.
+    """Where the cut is taken if a batch is running when the attempt begins.
 
-    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
-    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit and include the planned offsets of the running batch,
-    so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Take the cut at the newest commit without that plan. A restore may plan the batch
-    differently, so its rows may be emitted twice, but are never lost.
+    WAIT_FOR_COMMIT: Aligned: at the commit of the running batch.
+    CARRY_IN_FLIGHT: Unaligned: at the newest commit, with the planned offsets of the running batch, which a restore
+    replays exactly.
+    NEWEST_COMMIT: At least once: at the newest commit. A restore may plan the running batch differently, so its rows
+    may be emitted twice.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -28,13 +28,7 @@ class Alignment(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to take a snapshot.
-
-    Attributes:
-        number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
-        request_id: None if the timer triggered it.
-        alignment_deadline_ms: When it stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None: never.
-    """
+    """An attempt that waits for a commit continues as `CARRY_IN_FLIGHT` at its alignment deadline, if any."""
 
     number: int
     kind: TriggerKind
@@ -45,11 +39,7 @@ class Attempt:
 
 
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
-    """How an attempt treats a batch that is running when it begins.
-
-    As in Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is never unaligned, and an alignment
-    timeout of 0 does not wait.
-    """
+    """Choose the alignment as Flink's `CheckpointOptions.forConfig` does."""
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
     if kind.is_savepoint or not options.unaligned or options.alignment_timeout > 0:
@@ -73,10 +63,7 @@ def new_attempt(
 
 
 class FailureSide(Enum):
-    """Flink counts a failed savepoint against the query only on the side of the running tasks.
-
-    On the coordinator's side, restarting the query would not help.
-    """
+    """Where an attempt failed: a failed savepoint counts only on the side of the query, as in Flink."""
 
     COORDINATOR = "coordinator"
     QUERY = "query"
@@ -162,7 +149,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot of an aborted attempt, as Flink discards late acknowledgements."""
+    """Delete the snapshot of an aborted attempt, as Flink discards late acknowledgements."""
 
     number: int
     reason: CheckpointFailureReason
@@ -170,8 +157,6 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was started (an id of None: the timer)."""
-
     request_id: str | None
     reason: CheckpointFailureReason
     detail: str
@@ -185,8 +170,6 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Its savepoint is complete."""
-
     number: int
 
 
@@ -200,28 +183,24 @@ class _At:
 
 @dataclass(frozen=True)
 class QueryStarted(_At):
-    """From now on requests are accepted."""
+    """Requests are accepted from now on."""
 
 
 @dataclass(frozen=True)
 class QueryStopped(_At):
-    """No more snapshots can be taken from the query."""
+    """No snapshot of the query can be taken any more."""
 
 
 @dataclass(frozen=True)
 class InputEnded(_At):
-    """The query has processed all its input.
-
-    Attributes:
-        final_is_due: Its end is in no checkpoint yet, so that one more is taken (FLIP-147).
-    """
+    """The query has processed all its input; a final checkpoint is due if none has its end (FLIP-147)."""
 
     final_is_due: bool = True
 
 
 @dataclass(frozen=True)
 class Tick(_At):
-    """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
+    """Time has passed: due at `CheckpointCoordinator.next_deadline_ms`, harmless at any other time.
 
     Attempts expire only here, so a snapshot stored in time is never discarded because its report arrives late.
     """
@@ -229,7 +208,7 @@ class Tick(_At):
 
 @dataclass(frozen=True)
 class Progressed(_At):
-    """What a trigger policy may depend on has changed (`wall_ms` since the epoch)."""
+    """Figures for trigger policies; `wall_ms` is since the epoch."""
 
     wall_ms: int
     batches: int
@@ -243,22 +222,16 @@ class Triggered(_At):
 
 @dataclass(frozen=True)
 class CutTaken(_At):
-    """It ends the triggering phase of the attempt."""
-
     number: int
 
 
 @dataclass(frozen=True)
 class AttemptCompleted(_At):
-    """The snapshot is restorable."""
-
     number: int
 
 
 @dataclass(frozen=True)
 class AttemptFailed(_At):
-    """The attempt may have been aborted; `detail` is the root cause."""
-
     number: int
     reason: CheckpointFailureReason
     detail: str = ""
@@ -268,7 +241,7 @@ class AttemptFailed(_At):
 class CleaningChanged(_At):
     """The number of snapshots being deleted changed.
 
-    Deletions that wait for a retry do not count: a storage that denies them would stop all checkpoints.
+    Those that wait for a retry do not count: a storage that denies deletions would stop all checkpoints.
     """
 
     pending: int

@@ -1,4 +1,4 @@
-"""Decides when to take a snapshot and when too many of them have failed. Pure."""
+"""Decide when to take a snapshot, and when too many have failed, without I/O."""
 
 from __future__ import annotations
 
@@ -68,10 +68,7 @@ class FailureCounter:
         return len(self._counted)
 
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
-        """Record a failure and return whether it exceeds the tolerated number, which restarts the counter.
-
-        An attempt counts once, and not at all if it or a later one succeeded.
-        """
+        """Count a failure, and return whether it exceeds the tolerated number, which restarts the counter."""
         if self.tally(number, kind, reason) is None:
             return False
         self._counted.add(number)
@@ -81,7 +78,7 @@ class FailureCounter:
         return True
 
     def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
-        """With a failure about to be recorded; None if that does not count."""
+        """The count with this failure, before it is recorded; None if it does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
         if self._last_success is not None and number <= self._last_success:
@@ -107,8 +104,6 @@ def _counts(kind: TriggerKind, reason: Reason) -> bool:
 
 
 class PendingAttempts:
-    """Attempts by number, of which at most one is in its triggering phase."""
-
     def __init__(self) -> None:
         self._pending: dict[int, Attempt] = {}
         self._aborted: dict[int, Reason] = {}
@@ -150,15 +145,11 @@ class PendingAttempts:
         return chosen
 
     def abort_settled(self, number: int) -> Reason | None:
-        """Forget an aborted attempt whose work has ended, and return its reason."""
         return self._aborted.pop(number, None)
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Match the older checkpoints, which a completed checkpoint makes obsolete.
-
-    A savepoint replaces none: since FLIP-193 its user may delete it.
-    """
+    """Match older checkpoints. A savepoint subsumes none: since FLIP-193 its user may delete it."""
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
     )
@@ -215,10 +206,7 @@ class CheckpointCoordinator:
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
-        """Process an event and return the actions to carry out in this order.
-
-        The report of an unknown attempt changes nothing. A late event happens now.
-        """
+        """Process an event and return the actions to carry out in this order; a late event happens now."""
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
 
@@ -259,14 +247,13 @@ class CheckpointCoordinator:
         yield from self._suspend()
 
     def _input_ended(self, *, final_is_due: bool) -> Iterator[Action]:
-        # A timer that went on would keep a query whose checkpoints take longer than its interval from ending.
+        # With the timer, a query whose checkpoints take longer than its interval would never end.
         self._input_has_ended = True
         self._timer.stop()
         if final_is_due and self._is_running and self._stop_request is None:
             yield from self._submit(FINAL_REQUEST)
 
     def _suspend(self) -> Iterator[Action]:
-        """As Flink: stop the timer, abort pending attempts and drop queued requests."""
         self._timer.stop()
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)

@@ -1,4 +1,4 @@
-"""Running a stream in this process until it ends."""
+"""Run a stream in this process until it ends."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream, with its restarts in place.
+    """Run a stream, with its restarts in place, until its last execution has ended in the catalog.
 
-    On return the last execution has ended in the catalog. The caller applies retention.
+    The caller then applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -140,7 +140,7 @@ class StreamRun:
         try:
             end = self._supervise(execution_id, started)
         except Exception as error:
-            # For example the JVM was killed. This process cannot continue, but a new run can.
+            # If the JVM was killed, for example, only a new run can continue.
             self._settlement.failed(execution_id, f"{type(error).__name__}: {error}")
             raise
         return start.examined(started, end) if end.kind is EndKind.FAILED else end
@@ -167,7 +167,7 @@ class StreamRun:
                 application=application.as_record() if application is not None else None,
             )
             if isinstance(stream.catalog.streams.get(stream.stream_id).pending_restore, Forked):
-                # In this order: a directory that is still marked has its note in the catalog.
+                # In this order, so that a marked directory always has its pending restore in the catalog.
                 started.prepared.live.note_in_use()
                 stream.catalog.streams.restore_finished(self._lease.record)
             self._settlement.answer_start_request(RequestStatus.COMPLETED, None)
@@ -193,7 +193,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Returns the outcome if no restart follows."""
+    """Wait for the restart that the strategy decides on, or return the outcome if there is none."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
@@ -203,7 +203,7 @@ def await_restart(
     delay_ms = max(0, decision.at_ms - now_ms)
     message = f"Restarting stream {stream.stream_id} in {delay_ms} ms: {decision.reason}"
     log_transition(stream.stream_id, message, level=logging.WARNING)
-    stopped = _wait_until(monotonic_ms() + decision.at_ms - now_ms, stream, request, lease, execution_id)
+    stopped = _wait_until(monotonic_ms() + delay_ms, stream, request, lease, execution_id)
     return Outcome(stopped, execution_id) if stopped is not None else None
 
 
@@ -231,7 +231,7 @@ class StopRequests:
         self._tried: list[RequestRecord] = []
 
     def carry_out(self) -> QueryEnd | None:
-        """How the run ends; None if nothing was requested, or the catalog is unavailable."""
+        """Return how a request ends the run; None without one, or if the catalog is unavailable."""
         catalog, lease = self._stream.catalog, self._lease.record
         try:
             # A request whose answer was lost comes first: the stop may have been recorded.
@@ -258,7 +258,7 @@ _GIT_TIMEOUT_S = 5
 
 @cache
 def running_program() -> dict[str, str]:
-    """Of this process: to roll an upgrade back, you have to find the code from before."""
+    """The container image and commit of this process, by which you find the code to roll an upgrade back to."""
     found = {"image": _first(_IMAGES), "commit": _first(_COMMITS) or _checked_out()}
     return {name: value for name, value in found.items() if value}
 

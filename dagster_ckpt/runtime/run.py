@@ -74,7 +74,6 @@ class QueryEnd:
 
     @staticmethod
     def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
-        """`when` follows its reason."""
         kind = _ENDS_BY_REQUEST.get(request.kind)
         reason = f"{request.kind.value.lower()} requested by {request.origin}{when}"
         return QueryEnd(kind, reason) if kind is not None else None
@@ -88,12 +87,10 @@ class RunRequest:
     """How to run a stream in this process.
 
     Attributes:
-        describe: Describes the query that `start_query` will start, before anything is changed.
+        describe: Returns the query that `start_query` will start, to check it before anything is changed.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
-        is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
-        batch_inputs: Batch assets between other streams and this one.
     """
 
     run_id: str
@@ -128,7 +125,6 @@ class Outcome:
 
 
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
-    """Refuse a start that was withdrawn while its run was launched or waited for the lease."""
     start_request = (
         stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     )
@@ -145,7 +141,7 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
 
 
 class StartWatch:
-    """Checks between the steps of a start whether it has to stop; the next start finishes what it left."""
+    """Checks between the steps of a start whether it has to stop."""
 
     def __init__(
         self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
@@ -189,7 +185,6 @@ class StartWatch:
                     self._refuse(request)
 
     def _refuse(self, request: RequestRecord) -> None:
-        """Such a request can be carried out only once the query runs, which may take hours."""
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         error = (
             f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "

@@ -1,7 +1,7 @@
-"""The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
+"""Record the end of an execution, answer its requests, and apply retention.
 
-`Settlement` records ends while the lease is held; then `settle_run` and `settle_execution` apply retention under their
-own lease. `record_death` or the next execution records that a process died.
+`Settlement` writes under the run's lease; `settle_run` and `settle_execution` then take their own. The next execution
+or `record_death` records that a process died.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.values.modes import TerminalState
 
-# A retry does not help.
+# Errors that a retry does not cure.
 _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, SourceChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError),
@@ -54,8 +54,6 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class _End:
-    """`status` None: not known here. Retention is applied for `terminal`, if the stream does not continue."""
-
     status: ExecutionStatus | None
     settled: bool = False
     terminal: TerminalState | None = None
@@ -81,7 +79,7 @@ _ENDS = {
 def record_end(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """An execution that has already ended is unchanged.
+    """Record how an execution ended, unless it has already ended.
 
     A request for this end is answered in the same transaction, so that a process killed after the answer stays stopped.
     False if it was withdrawn: nothing is recorded, and the query must continue.
@@ -98,7 +96,7 @@ def record_end(
 def stop_before_restart(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """For a failed or dead execution, which is not restarted.
+    """Record that a failed or dead execution is not restarted.
 
     False if there was nothing to stop, or the request was withdrawn.
     """
@@ -127,7 +125,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
 
 
 def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
-    """After the run has released its lease; None if the stream may continue."""
+    """Apply retention after a run has released its lease; None if the stream may continue."""
     state = _ENDS[outcome.end.kind].terminal
     if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
         state = TerminalState.CANCELED
@@ -144,10 +142,7 @@ def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = Fa
 def settle_execution(
     stream: StreamHandle, execution_id: str, state: TerminalState, *, failure: str | None = None
 ) -> RetentionReport:
-    """Apply retention for the state in which a stream ended.
-
-    May be repeated. `failure`: why a FAILED execution is not restarted.
-    """
+    """Apply retention for the state in which a stream ended. May be repeated."""
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
         stream.catalog.executions.record_terminal_failure(execution_id, failure)
@@ -162,12 +157,12 @@ class Settlement:
         self._executions = stream.catalog.executions
 
     def query_ended(self, execution_id: str, end: QueryEnd) -> QueryEnd:
-        """LEASE_LOST if the catalog refuses to record it."""
+        """Record the end of a query; LEASE_LOST if the catalog refuses it."""
         try:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # While the lease is held: a successor that waits for it would assume that this process died.
+                # Later, a successor that waits for the lease would assume that this process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:
@@ -179,10 +174,9 @@ class Settlement:
     def start_stopped(
         self, execution_id: str, end: QueryEnd, asked_by: RequestRecord | None, message: str
     ) -> QueryEnd | None:
-        """Also answers the requests that wait for the start.
+        """Record that a start was stopped, and answer the requests that wait for it with `message`.
 
-        None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the log and the request
-        that asked for the start.
+        None if the request `asked_by` was withdrawn meanwhile: start again.
         """
         try:
             if asked_by is None:
@@ -205,7 +199,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """LeaseLostError explains it: a successor was changing the files."""
+        """Record a failure. Raises LeaseLostError, which explains it, if a successor has the lease."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:

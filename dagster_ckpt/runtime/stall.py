@@ -1,8 +1,8 @@
-"""Detects a query that has stalled, and kills a JVM that does not answer. Flink's counterpart is `heartbeat.timeout`.
+"""Detect a stalled query, and kill a JVM that does not answer (Flink: `heartbeat.timeout`).
 
-Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled query looks alive:
-it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its driver in a call, and so the
-lease from a successor.
+A stalled query looks alive: it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its
+driver in a call, and so the lease from a successor. Polling sources, waiting for a trigger, and a long batch whose
+tasks finish are activity.
 """
 
 from __future__ import annotations
@@ -21,26 +21,19 @@ from dagster_ckpt.spark.query.query import QueryActivity, TaskCounts
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import rounded_duration
 
-# Most triggers have finished by then.
+# Most batches have finished by then.
 LOOK_AT_TASKS_AFTER_MS = 10_000
 
 
 @dataclass(frozen=True)
 class QueryInactivity:
-    """What a query is doing, and for how long nothing has changed.
-
-    Attributes:
-        is_idle: Whether it waits for its next trigger.
-        tasks: Tasks of its active Spark jobs, if counted.
-    """
-
     doing: str
     is_idle: bool
     stalled_for_ms: int
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
-        """Whether the query has stalled for longer. One with a running task is slow, not stalled."""
+        """Whether the query is stalled for longer. One with a running task is slow, not stalled."""
         works = self.tasks is not None and self.tasks.running > 0
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
@@ -73,7 +66,6 @@ class StallDetector:
     def note(
         self, activity: QueryActivity, *, batch: int | None, tasks: Callable[[], TaskCounts | None], now_ms: int
     ) -> QueryInactivity:
-        """Note what the query does; tasks are counted only if nothing else has changed for a while."""
         if activity.is_idle or activity != self._activity or batch != self._batch:
             self._moved(now_ms)
         self._activity, self._batch = activity, batch
@@ -92,15 +84,12 @@ class StallDetector:
 # No call of a supervised query, and no garbage collection, should take as long.
 LONGEST_CALL_MS = 600_000
 _LOOK_S = 1.0
-# For the JVM to print its stacks.
+# Time for the JVM to print its stacks.
 _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one supervised query, in a thread, and kills a JVM of this machine.
-
-    `call` identifies the call that waits for the JVM, if any.
-    """
+    """Watches the JVM calls of one query in a thread, and kills a hanging JVM of this machine."""
 
     def __init__(
         self, stream_id: str, jvm: ProcessIdentity | None, call: Callable[[], object | None], *, limit_ms: int
@@ -110,13 +99,9 @@ class JvmWatch:
         self._call = call
         self._limit_ms = limit_ms
         self._over = threading.Event()
-        self._ended: str | None = None
+        # Why the JVM was killed, once it has provably ended.
+        self.ended: str | None = None
         self._thread = threading.Thread(target=self._watch, name=f"jvm-watch-{stream_id}", daemon=True)
-
-    @property
-    def ended(self) -> str | None:
-        """Why the JVM was killed, once it has provably ended."""
-        return self._ended
 
     def __enter__(self) -> JvmWatch:
         if self._jvm is not None and self._jvm.liveness() is Liveness.ALIVE:
@@ -135,7 +120,7 @@ class JvmWatch:
         # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time again.
         look_ms = min(_LOOK_S * 1000, self._limit_ms / 4)
         waited_ms, before = 0.0, None
-        while self._ended is None and not self._over.wait(look_ms / 1000):
+        while self.ended is None and not self._over.wait(look_ms / 1000):
             call = self._call()
             waited_ms = waited_ms + look_ms if call is not None and call is before else 0.0
             before = call
@@ -148,11 +133,11 @@ class JvmWatch:
             jvm.send(signal.SIGQUIT)
         self._over.wait(_PRINT_S)
         if self._call() is not call and jvm.liveness() is Liveness.ALIVE:
-            # It has answered after all. One that runs with -Xrs has ended at SIGQUIT.
+            # It has answered after all. A JVM that runs with -Xrs ends at SIGQUIT.
             return
         what = f"its JVM, process {jvm.pid}, did not answer for {rounded_duration(self._limit_ms)} and was killed"
         if jvm.kill(within_s=JVM_GRACE_S):
-            self._ended = what
+            self.ended = what
             told = f"{what}. If it still could, it has printed the stacks of its threads"
         else:
             told = f"{what}, but has not ended. Kill it: the query may still write"

@@ -1,11 +1,11 @@
-"""Starts a query.
+"""Start a query.
 
-If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
+If a start fails, its point is examined. Damage is noted in the catalog, and the next point is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-# What a start that rolls back without a doubt does to sinks.
+# Effects on sinks that leave no doubt about what a roll-back does.
 _ROLLED_BACK = frozenset({SinkEffect.EXACT, SinkEffect.SKIP, SinkEffect.UNTOUCHED, SinkEffect.STARTS})
 _WAIT_S = 0.25
 
@@ -185,6 +185,10 @@ class Start:
         self._watch()
         self._lease.check()
 
+    def _log(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            log_message(self._stream.stream_id, message)
+
     def _start_at_best_point(self) -> StartedQuery:
         """After a damaged point try the next one; after one whose input is gone, a newer one."""
         stream = self._stream
@@ -203,7 +207,7 @@ class Start:
                         resumes=isinstance(plan, Resume) and checked.rewrite is None,
                         still_mine=self._still_mine,
                     ):
-                        # Its query may have gone on until it was fenced.
+                        # The query in it may have committed batches until it was fenced.
                         facts = self._facts()
                         plan = self._plan(facts)
                         lost, survey = self._lost_batches(facts, plan), None
@@ -240,7 +244,7 @@ class Start:
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """None if it is not known before the query runs."""
+        """Ask the described query; None if it is not known before it runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -276,16 +280,16 @@ class Start:
         ahead = self._preview(facts, plan if lost is None else lost.plan())
         if lost is not None and ahead.gone:
             # Spark would run these batches all the same, and build state that lacks their rows.
-            log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
+            self._log([f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}"])
             self._replays, lost = False, None
             ahead = self._preview(facts, plan)
         if lost is not None and (former := self._former_code(facts, lost)) is not None:
             instead = self._preview(facts, plan)
             if all(sink.effect in _ROLLED_BACK for sink in instead.sinks):
-                log_message(stream.stream_id, f"the sinks go back instead of a replay of lost batches: {former}")
+                self._log([f"the sinks go back instead of a replay of lost batches: {former}"])
                 self._replays, lost, ahead = False, None, instead
             else:
-                log_message(stream.stream_id, f"lost batches are replayed, and their state may not fit: {former}")
+                self._log([f"lost batches are replayed, and their state may not fit: {former}"])
         if (why := why_kept(facts, plan, ahead)) is not None:
             raise RowsAtRiskError(why)
         self._check_loss(ahead)
@@ -304,7 +308,7 @@ class Start:
         )
         rewrite = self._check_state(plan, migration)
         if migration is not None and not self._start_from.accept_loss:
-            # Else input after the point may be gone; what is read up to it is checked before it is read.
+            # With `accept_loss`, input may be gone; the migration itself then checks what it reads.
             migration.check_input(facts.stream, plan)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
@@ -327,7 +331,7 @@ class Start:
         migrates = checked.rewrite is not None and checked.rewrite.migration is not None
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record, migrates=migrates)
         if kept is not None:
-            log_message(stream.stream_id, kept)
+            self._log([kept])
         self._report_readers(plan)
         self._watch()
         prepared = prepare(
@@ -342,7 +346,7 @@ class Start:
             accept_loss=self._accepts_loss(plan),
         )
         if prepared.rewritten is not None:
-            log_message(stream.stream_id, str(prepared.rewritten))
+            self._log([str(prepared.rewritten)])
         self._widen_schemas(prepared.live)
         self._skip_undone_versions(prepared.live)
         self._skip_undone_records(prepared.live, checked.sources)
@@ -362,28 +366,32 @@ class Start:
             return
         changed = widen_schemas(live.folder, batch_id, self._lease.step)
         if changed:
-            log_message(self._stream.stream_id, f"{len(changed)} state schemas of Spark 3.5 now allow nulls")
+            self._log([f"{len(changed)} state schemas of Spark 3.5 now allow nulls"])
 
     def _skip_undone_versions(self, live: LiveDirectory) -> None:
         if not self._of_query(is_described_query):
             return
-        accepts, step = self._start_from.accept_loss, self._lease.step
-        for message in continue_behind_roll_backs(
-            self._stream.stream_id, live, self._writer, step, accept_loss=accepts
-        ):
-            log_message(self._stream.stream_id, message)
+        self._log(
+            continue_behind_roll_backs(
+                self._stream.stream_id,
+                live,
+                self._writer,
+                self._lease.step,
+                accept_loss=self._start_from.accept_loss,
+            )
+        )
 
     def _skip_undone_records(self, live: LiveDirectory, sources: Sequence[SourceIdentity] | None) -> None:
-        messages = continue_behind_topics(
-            self._stream,
-            live,
-            sources or (),
-            self._lease.step,
-            partial(self._run_planned, live),
-            accept_loss=self._start_from.accept_loss,
+        self._log(
+            continue_behind_topics(
+                self._stream,
+                live,
+                sources or (),
+                self._lease.step,
+                partial(self._run_planned, live),
+                accept_loss=self._start_from.accept_loss,
+            )
         )
-        for message in messages:
-            log_message(self._stream.stream_id, message)
 
     def _run_planned(self, live: LiveDirectory, batch: int) -> None:
         assert self._request.describe is not None
@@ -408,7 +416,7 @@ class Start:
             )
 
     def _former_code(self, facts: RecoveryFacts, lost: LostBatches) -> str | None:
-        """Why the state of a replay may differ from the rows that the sinks have of the batches."""
+        """Why replayed state may not match the sinks' rows of the lost batches: other code wrote them."""
         query_plan = self._of_query(plan_of_writer)
         if not lost.batches or (query_plan is not None and not query_plan.operators):
             return None
@@ -429,7 +437,6 @@ class Start:
 
     @span("replay")
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
-        """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -437,7 +444,7 @@ class Start:
             return replay(stream, lost, self._lease, describe, watch=self._still_mine), None
         except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
-            log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
+            self._log([f"{error} Sinks are rolled back instead, where that is possible"])
             ahead = self._preview(facts, lost.restore)
             self._check_loss(ahead)
             return lost.restore, ahead.survey
@@ -448,12 +455,11 @@ class Start:
         return preview_rewind(self._stream, facts, plan, self._output, session)
 
     def _check_loss(self, preview: RewindPreview) -> None:
-        for message in preview.messages():
-            log_message(self._stream.stream_id, message)
+        self._log(preview.messages())
         refuse_loss(self._stream, preview, accept_loss=self._accepts_loss(preview.plan))
 
     def _accepts_loss(self, plan: RecoveryPlan) -> bool:
-        """Also if the start that it finishes did."""
+        """Whether this start, or the unfinished one that it completes, accepts loss."""
         if self._start_from.accept_loss or not isinstance(plan, StartEmpty | FinishRestore):
             return self._start_from.accept_loss
         pending = self._stream.catalog.streams.get(self._stream.stream_id).pending_restore
@@ -464,20 +470,18 @@ class Start:
         return self._of_query(source_identities)
 
     def _unchanged_sources(self, plan: RecoveryPlan) -> Sequence[SourceIdentity] | None:
-        for message in refuse_changed_sources(self._stream, plan, self._sources):
-            log_message(self._stream.stream_id, message)
+        self._log(refuse_changed_sources(self._stream, plan, self._sources))
         return self._sources
 
     def _check_sources(self, plan: RecoveryPlan) -> None:
         describe = self._request.describe
         if describe is not None:
-            for message in refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss):
-                log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
+            gone = refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss)
+            self._log(f"the start was accepted without these records: {message}" for message in gone)
 
     def _check_state(self, plan: RecoveryPlan, migration: PlannedMigration | None) -> StateRewrite | None:
         checked = check_state(self._stream, plan, self._start_from)
-        for message in (*checked.messages, *(migration.messages() if migration is not None else ())):
-            log_message(self._stream.stream_id, message)
+        self._log([*checked.messages, *(migration.messages() if migration is not None else ())])
         if checked.rewrite is None and migration is None:
             return None
         if migration is not None:
@@ -488,14 +492,13 @@ class Start:
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
                 "session to do it. Start the stream where its query runs."
             )
-        # Refuses a start for which there is none.
+        # Refuses the start if no Spark can rewrite state.
         rewriter_for(session)
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id), migration)
 
     def _check_plan(self, recovery: RecoveryPlan, plan: PlanDescription | None) -> None:
         accept = self._start_from.accept_plan_change
-        for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
-            log_message(self._stream.stream_id, message)
+        self._log(check_plan(self._stream, recovery, plan, self._lease.record, accept=accept))
 
     def _report_readers(self, plan: RecoveryPlan) -> None:
         catalog, stream_id = self._stream.catalog, self._stream.stream_id
@@ -506,24 +509,22 @@ class Start:
         with suppress(CkptError):
             for reader in downstream_readers(catalog, stream_id, plan, accepted):
                 if reader.has_read_undone is not False:
-                    log_message(stream_id, reader.message())
+                    self._log([reader.message()])
 
     def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
-        for place in prepared.rolled_back:
-            log_message(self._stream.stream_id, f"rolled back the sink {place}")
+        self._log(f"rolled back the sink {place}" for place in prepared.rolled_back)
         if isinstance(plan, RestoreAndReplay) and not plan.rewound_batches:
             # No sink gets a batch again.
             return
-        for sink in prepared.may_repeat:
-            log_message(
-                self._stream.stream_id,
-                f"this sink cannot be rolled back and receives the rewound batches again: {sink}",
-            )
+        self._log(
+            f"this sink cannot be rolled back and receives the rewound batches again: {sink}"
+            for sink in prepared.may_repeat
+        )
 
     def _note_output(self, live: LiveDirectory) -> None:
-        """The query may be killed before it reports that itself.
+        """Record the query id now, in case the query is killed before it reports it.
 
-        Without its id, its batches in a table would be another writer's, which no roll-back undoes.
+        Without it, its batches in a table would be another writer's, which no roll-back undoes.
         """
         sink = described_sink(self._output)
         noted: dict[str, Any] = {"query_id": live_query_id(live)}
@@ -534,13 +535,13 @@ class Start:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Not by something that may answer later, or that has ended this start."""
+    """Whether an error refuses the start, and neither stopped it nor is an unavailable storage or catalog."""
     passing = (StorageAccessError, CatalogError, LeaseLostError, StartStoppedError)
     return isinstance(error, CkptError) and not isinstance(error, passing)
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Exactly once into Kafka needs a transactional sink."""
+    """Start a query, in transactions if it asks for exactly once into Kafka."""
     catalog, stream_id = stream.catalog, stream.stream_id
 
     def restored(place: KafkaPlace, first: int) -> TopicEnd | None:

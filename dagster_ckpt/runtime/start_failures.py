@@ -1,7 +1,7 @@
-"""After a start or its query failed: examine what it began from, and note damage in the catalog.
+"""Examine what a failed start or query began from, and note damage in the catalog.
 
 Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads a
-snapshot's state in the same way; otherwise code, session or environment may be its cause.
+snapshot's state in the same way.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class StartFailures:
     def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
         """Whether a start failed because its point is damaged, which is then noted.
 
-        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note.
+        If the point is good, the error says so in a note.
         """
         if not is_suspicious(error) or (live is None and not isinstance(error, CkptError)):
-            # Before the query was started, any other error is one of its description.
+            # Before a directory is prepared, any other error comes from the description of the query.
             return False
         try:
             damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
@@ -62,25 +62,24 @@ class StartFailures:
             error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
             return False
         if damage is None:
-            error.add_note(_told(describe_point(plan, live), None))
+            error.add_note(_conclusion(describe_point(plan, live), None))
             return False
         if live is None:
             self._note_failure(plan.point or "", damage, plan.to_batch, plan=plan)
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """With what was found in the live directory; damage is noted."""
+        """Append to a failure what an examination of the live directory found; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
             damage = self._examine(live)
-            found = _told(f"The live directory {live.url}", damage)
+            found = _conclusion(f"The live directory {live.url}", damage)
         except CkptError as error:
             found = f"The live directory {live.url} could not be examined after the failure: {error}"
         return replace(end, reason=f"{end.reason}\n{found}")
 
     def _examine(self, live: LiveDirectory) -> Damage | None:
-        """Note damage of a live directory, and of what it was made from."""
         damage = self._examiner.damage_of_live(live)
         if damage is None:
             request = self._request
@@ -93,7 +92,7 @@ class StartFailures:
             record = self._stream.catalog.streams.get(self._stream.stream_id)
             origin = record.origin if record.live_directory == live.url else None
             point = point_of_origin(origin)
-            # Damage that it already had comes back each time that the directory is made from it.
+            # If the origin is damaged, so is each directory that is made from it.
             inherited = self._examiner.damage_of_origin(record) if point is not None else None
             if origin is not None and point is not None and inherited is not None:
                 self._note_failure(point, inherited, origin.batch_id)
@@ -114,7 +113,7 @@ class StartFailures:
         )
 
 
-def _told(what: str, damage: Damage | None) -> str:
+def _conclusion(what: str, damage: Damage | None) -> str:
     if damage is not None:
         return f"{what} was examined after the failure and is damaged: {damage.detail}"
     return (
@@ -124,8 +123,8 @@ def _told(what: str, damage: Damage | None) -> str:
 
 
 _TIMEOUT_S = 900.0
-# Files with checksums of their own; so have those that begin like a stream of lz4-java.
-_CARRYING = (".zip", ".crc")
+# Formats that contain checksums: these, and files that begin like a stream of lz4-java.
+_WITH_CHECKSUM = (".zip", ".crc")
 _LZ4 = b"LZ4Block"
 
 
@@ -138,8 +137,7 @@ def unloadable_state(
 ) -> str | None:
     """Why Spark cannot load the state of a live directory whose files look good; None if not proven.
 
-    Nothing is tried if all state files have checksums, or without a snapshot. Spark 3.5 runs a batch without data: it
-    has no reader of state.
+    Nothing is tried without a snapshot, or if all state files have checksums.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -179,14 +177,14 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
         if directory not in names:
             names[directory] = set(live.folder.list(directory, hidden=True))
         has_sum = {f"{name}.crc", checksum_file(name)} & names[directory]
-        if has_sum or name.endswith(_CARRYING) or live.folder.read(file.source, len(_LZ4)) == _LZ4:
+        if has_sum or name.endswith(_WITH_CHECKSUM) or live.folder.read(file.source, len(_LZ4)) == _LZ4:
             continue
         yield file
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """With Spark's reader of state, which runs no code of the user, or in a batch without data."""
+    """Loads state with Spark's reader, which runs no code of the user, or else in a batch without data."""
 
     session: SparkSession
     has_reader: bool
@@ -194,7 +192,7 @@ class _Trial:
     interrupted: Callable[[], bool]
 
     def trouble(self, copy: LiveDirectory) -> str | None:
-        """None if the state can be loaded, or if that took too long."""
+        """Why the state cannot be loaded; None if it can, or if that took too long."""
         batch_id = copy.positions().commit or 0
         if self.has_reader:
             try:
@@ -202,7 +200,7 @@ class _Trial:
             except LiveDirectoryError as trouble:
                 return str(trouble)
             except UnsupportedSparkError:
-                # Of this format: a batch is run instead.
+                # The reader does not support this format.
                 pass
             else:
                 return None

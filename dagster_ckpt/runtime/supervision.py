@@ -81,7 +81,7 @@ class Supervisor:
         *,
         interrupted: Callable[[], bool],
         predecessor_ended: bool,
-        hands_over: bool = False,
+        hands_over: bool,
         wall_clock: Clock,
     ) -> None:
         self._wall_clock = wall_clock
@@ -131,7 +131,6 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
-        """On return the query is stopped."""
         try:
             with self._jvm_watch:
                 return self._until_the_end()
@@ -263,7 +262,6 @@ class Supervisor:
             self._beat()
 
     def _note_sinks(self) -> None:
-        """The first batches may write where the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return

@@ -1,7 +1,6 @@
-"""What a run reports through OpenTelemetry.
+"""Report a run through OpenTelemetry.
 
-The program that runs the stream may have set up the SDK. Otherwise it is set up here, if the environment names an
-endpoint.
+If the environment names an endpoint, the SDK is set up here, unless the program has done so.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dagster_ckpt.values.metrics import METRICS, PREFIX, Metric, Sample
 
 _LOG = logging.getLogger(__name__)
 _ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT" for each in ("", "METRICS_", "TRACES_"))
-# The metrics of one export are read at once.
+# All metrics of one export come from the same read.
 _ONE_EXPORT_S = 1.0
 _FLUSH_MS = 5_000
 
@@ -51,7 +50,6 @@ _REPORTED = _Reported()
 
 @contextmanager
 def reporting(catalog: Catalog, stream_id: str) -> Iterator[None]:
-    """Report the metrics of a stream meanwhile, and once more at the end."""
     set_up()
     _REPORTED.catalogs[stream_id] = catalog
     try:

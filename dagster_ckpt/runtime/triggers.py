@@ -12,7 +12,7 @@ from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgre
 
 
 class TriggerKind(Enum):
-    """The kind of snapshot requested. After the cut of `STOP_WITH_SAVEPOINT` no batch starts."""
+    """The kind of snapshot to take. After the cut of `STOP_WITH_SAVEPOINT`, no batch starts."""
 
     CHECKPOINT = auto()
     SAVEPOINT = auto()
@@ -32,7 +32,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """Without an id, it is of the coordinator itself."""
+    """A request for a snapshot; those of the coordinator itself have no id."""
 
     request_id: str | None
     kind: TriggerKind
@@ -44,7 +44,7 @@ class TriggerRequest:
 
 
 TIMER_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC)
-# Not delayed by the minimum pause.
+# As a user's request, it is not delayed by the minimum pause.
 FINAL_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.USER)
 
 
@@ -54,8 +54,6 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """Attempts, deletions in progress, and when the minimum pause ends (`pause_ends_ms`)."""
-
     now_ms: int
     triggering: bool
     pending: int
@@ -70,8 +68,6 @@ class Start:
 
 @dataclass(frozen=True)
 class TooSoon:
-    """Drop this request: the minimum pause lasts for `remaining_ms`."""
-
     request: TriggerRequest
     remaining_ms: int
 
@@ -87,8 +83,8 @@ class RequestDecider:
     """The queue of requests and the limits that delay them.
 
     Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
-    ignores the number of pending attempts. Only savepoints are forced (as in Flink unless checkpoints are unaligned),
-    so Flink's rule that a forced request goes first needs no rank here.
+    ignores the number of pending attempts. As in Flink, savepoints are forced unless checkpoints are unaligned; since
+    they come first anyway, Flink's rule that forced requests go first needs no rank.
     """
 
     def __init__(self, *, max_concurrent: int, force_savepoints: bool, max_queued: int = MAX_QUEUED_REQUESTS) -> None:
@@ -102,7 +98,7 @@ class RequestDecider:
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Queue a request; returns the one that a full queue drops: the lowest-ranked, unless that is a user's."""
+        """Queue a request. A full queue drops and returns the lowest-ranked one or, if that is a user's, this one."""
         is_full = len(self._queue) >= self._max_queued
         if is_full and self._queue[-1].origin is TriggerOrigin.USER:
             return request
@@ -110,7 +106,6 @@ class RequestDecider:
         return self._queue.pop() if is_full else None
 
     def decide(self, load: Load) -> Decision:
-        """Take the next request if it can start or must be dropped now."""
         if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
             return Wait()
         request = self._queue[0]
@@ -152,7 +147,6 @@ class PeriodicTrigger:
         self._wall_ahead_ms = 0
 
     def start(self, now_ms: int) -> None:
-        """Turn it on. The policy counts from here."""
         self._progress = TriggerProgress(now_ms, now_ms, now_ms, self._random.random())
         self._before_firing = None
         self._batches_before, self._rows_before, self._not_before_ms = self._batches, self._rows, now_ms
@@ -161,14 +155,13 @@ class PeriodicTrigger:
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
-        """Since the query's start."""
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
         self._last_completed_ms = now_ms
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """None while it is off, or if unknown."""
+        """When the next checkpoint is due; None while the timer is off, or if the policy cannot say."""
         progress = self._progress_at(now_ms)
         if self._policy is None or progress is None:
             return None
@@ -176,7 +169,7 @@ class PeriodicTrigger:
         return None if due_ms is None else max(due_ms, self._not_before_ms)
 
     def fires(self, now_ms: int) -> bool:
-        """Whether it is due; if so, count from here."""
+        """Whether a checkpoint is due; if so, the policy counts from here."""
         due_ms = self.due_at_ms(now_ms)
         if self._progress is None or due_ms is None or now_ms < due_ms:
             return False
@@ -193,7 +186,6 @@ class PeriodicTrigger:
             self._progress = self._before_firing
 
     def pause_ends_ms(self, now_ms: int) -> int:
-        """Of the minimum pause after the last snapshot."""
         progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
         return self._pause.due_at_ms(progress) or 0
 

@@ -1,9 +1,8 @@
-"""Edges between streams: which source of a stream reads which sink of another one, and how far it has read.
+"""Edges between streams: which source reads which sink of another stream, and up to which batch.
 
-A file source reads a file sink by its log (`_spark_metadata`), so the names of the files show the newest batch that it
-has read. That is determined when a snapshot is taken: a compacted log no longer tells batches apart. The commits of a
-Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit. The
-transactional Kafka sink commits where its batches begin.
+The log of a file sink (`_spark_metadata`) shows which batch wrote a file, the commits of a Delta or Iceberg table name
+query and batch, and the transactional Kafka sink commits where its batches begin. The batch is determined when a
+snapshot is taken: a compacted log no longer tells batches apart.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ _BY_OFFSET = frozenset({*_TABLES, KAFKA})
 
 
 class EdgeKind(StrEnum):
-    """How a source reads a sink.
+    """What shows the newest batch that a source has read of a sink.
 
-    FILES: A file sink, by its log.
-    TABLE: A table whose commits name batches.
+    FILES: The log of a file sink.
+    TABLE: The commits of a table, which name batches.
     TOPIC: A topic whose writers commit where batches begin.
-    UNKNOWN: So that the newest batch that it has read is not known; `why` says so.
+    UNKNOWN: Nothing, for the reason in `why`.
     """
 
     FILES = "FILES"
@@ -95,9 +94,9 @@ class Read:
     """How far a source has read a sink of another stream.
 
     Attributes:
-        timeline: Of the upstream stream at that time.
-        batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink
-            is compacted and its earlier entries are deleted.
+        timeline: The upstream's at that time.
+        batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink is
+            compacted and its earlier entries are deleted.
         undone: Files, or batches in a table, that were read and undone by a roll-back of the upstream since.
     """
 
@@ -193,7 +192,7 @@ def _keys_of_source(identity: SourceIdentity, folder: Folder | None) -> set[tupl
 
 
 def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Outputs) -> list[Edge]:
-    """The edges to one stream."""
+    """Edges into one stream."""
     edges = []
     for key, identity in sources.items():
         path = identity.identity.get(PATH)
@@ -206,7 +205,6 @@ def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Output
 
 
 def edges_in(catalog: Catalog) -> list[Edge]:
-    """From what their newest executions reported."""
     written = catalog.executions.newest_by_other("")
     streams = catalog.streams.all()
     ids = {stream.stream_id for stream in streams}
@@ -247,7 +245,7 @@ def _keyed(recorded: Any | None) -> dict[str, SourceIdentity]:
 
 
 def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
-    """Of the sources of a stream, as recorded; None if they never were."""
+    """Return the identities of a stream's sources as they were recorded last; None if they never were."""
     found = catalog.executions.last_sources(stream.stream_id, stream.live_directory)
     return found if found is not None else _restored(catalog, stream)
 
@@ -285,7 +283,6 @@ def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -
 
 
 def name_of_sink(sink: Sink) -> str:
-    """As a source names it: its topic, or its place."""
     if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
         return sink.place or ""
     place = KafkaPlace.parse(sink.place or "")
@@ -299,7 +296,7 @@ def _why_unknown(kind: str, sink: Sink) -> str:
 
 
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:
-    """How far sources have read. `entries` are those of their logs and the newest of the offset log, by path."""
+    """How far sources have read, given the entries of their logs and the newest of the offset log, by path."""
     of_source: dict[str, dict[str, bytes]] = {}
     plans: dict[int, Mapping[str, str | None]] = {}
     for path, data in entries.items():
@@ -341,7 +338,6 @@ def _note_in(entries: Mapping[str, bytes]) -> bytes | None:
 def reads_at_cut(
     catalog: Catalog, stream_id: str, identities: object, files: Iterable[NeededFile]
 ) -> dict[str, list[dict[str, Any]]]:
-    """`identities` are the recorded ones of the sources."""
     found = identities_of_record(identities)
     if found is None:
         return {}
@@ -353,7 +349,7 @@ def reads_at_cut(
 
 
 def _logs_read(edge: Edge) -> list[str]:
-    """Prefixes of the paths that show how far a source has read."""
+    """Return prefixes of the paths that show how far a source has read."""
     of_source = f"{SOURCES}/{edge.source}/"
     if edge.kind is EdgeKind.FILES:
         return [of_source]
@@ -361,7 +357,7 @@ def _logs_read(edge: Edge) -> list[str]:
 
 
 def _reads_a_sink(source: SourceIdentity) -> bool:
-    """Whether the folder has the log of a file sink: few have, and the catalog is asked for these only."""
+    """Whether the folder has the log of a file sink. Few have, which spares the catalog."""
     path = source.identity.get(PATH)
     if path is None or source.kind != FILE or _GLOB & set(path):
         return False
@@ -422,7 +418,7 @@ Times = Mapping[str, int | None]
 def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[int | None, dict[str, int | None]]:
     """The newest batch of a file sink that wrote any of these files, and the files that its log lists.
 
-    Files are names with their modification times. Without `to_the_end`, no more of the log is read than needed.
+    Without `to_the_end`, no more of the log is read than needed.
     """
     if not read:
         return None, {}
@@ -442,11 +438,12 @@ def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[
 def undone_files(read: Times, listed: Times, upstream: StreamRecord, catalog: Catalog) -> set[str]:
     """Files that a roll-back of the upstream stream removed from the log of its sink.
 
-    The sink's own retention drops the oldest ones, and a roll-back, unless to empty state, leaves older ones there.
+    Unless the upstream began empty, files older than those in the log do not count: the sink's own retention dropped
+    them.
     """
     if not upstream.may_have_gone_back:
         return set()
-    # By its whole history: a rewind or restore after an empty start has another origin.
+    # The whole history is asked: a rewind or restore after an empty start has another origin.
     began_empty = catalog.history.began_anew(upstream)
     oldest = None if began_empty else min((each for each in listed.values() if each is not None), default=None)
     return {

@@ -41,7 +41,7 @@ def live_folders(live_root: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BuiltDirectory:
-    """A live directory in storage, known to the catalog or not; `token` is that of the lease that created it, or 0."""
+    """A live directory in storage; `token` is that of the lease that created it, or 0."""
 
     live: LiveDirectory
     generation: int
@@ -63,8 +63,6 @@ class StreamHandle:
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress; None: never.
-        storage: The configuration that `store` was opened from, if known.
-        state_migrations: Rules of the loaded code for the state of changed operators.
     """
 
     stream_id: str
@@ -94,11 +92,11 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """Only the holder of the token builds or deletes it."""
+        """The directory of a generation that only the holder of the token builds or deletes."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """Unused, even if the catalog (`generation`) has lost track."""
+        """An unused directory, numbered above the catalog's `generation` and all that exist."""
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
@@ -113,7 +111,7 @@ class StreamHandle:
         return max((built.token for built in self.live_directories()), default=0)
 
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
-        """Live directories that the query used after what the catalog knows, oldest first.
+        """Live directories that the query used after those that the catalog knows, oldest first.
 
         Empty if the catalog knows no start of the stream: their owner cannot be determined.
         """
@@ -129,7 +127,6 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Oldest first, with abandoned and unfinished ones."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))

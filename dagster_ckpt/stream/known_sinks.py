@@ -1,8 +1,7 @@
-"""The sinks of a stream: which it wrote to, what the catalog records of its tables and topics, and damaged logs.
+"""The sinks of a stream: which it wrote to, what the catalog records of them, and damaged logs.
 
-`sink_ids`, in an execution's progress and a snapshot's properties, has for each sink by name the id of its table or
-topic, and the stream's newest batch in it. A recovery restores a damaged log of a file sink from a snapshot that
-captured it.
+`sink_ids`, in an execution's progress and a snapshot's properties, maps the name of a table or topic to its id and the
+stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class KnownSink:
 
     Attributes:
         batch: The stream's newest batch in it at that time, if any.
-        goes_on: The stream has written there since, so what it committed later is there too.
+        goes_on: The stream has written there since, so later commits are there too.
     """
 
     identity: str | None
@@ -48,14 +47,12 @@ class KnownSink:
     goes_on: bool = False
 
     def expected(self, batch_id: int) -> int | None:
-        """The newest batch up to this one that it must have."""
         if self.goes_on:
             return batch_id
         return None if self.batch is None else min(batch_id, self.batch)
 
 
 def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
-    """`sink_ids` for tables and topics as they are now, without unavailable ones."""
     seen: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):
@@ -66,7 +63,6 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def topic_ends(sinks: Sequence[Sink], query_ids: Collection[str], query_id: str, batch: int) -> dict[str, Any]:
-    """`topic_ends`, without topics that are unavailable, or no longer record it."""
     found: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):
@@ -100,7 +96,7 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """From executions, newest first; None if the stream wrote elsewhere last."""
+    """What executions, newest first, recorded of a sink; None if the stream wrote elsewhere last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
@@ -118,7 +114,6 @@ def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> Kn
 
 
 def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """`sink_ids` with the newest batch that the execution reported."""
     entries = progress.get(SINK_IDS)
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
@@ -174,7 +169,7 @@ def identities_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
 def damaged_sink_logs(
     stream: StreamHandle, record: StreamRecord, output: NamedOutput | None, live: LiveDirectory | None
 ) -> list[DamagedLog]:
-    """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
+    """Damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
     The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
     """
@@ -211,7 +206,6 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, and those of folders to which their files were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):

@@ -35,19 +35,14 @@ HolderIsOver = Callable[[LeaseRecord], bool]
 
 @dataclass(frozen=True)
 class AcquiredLease:
-    """A lease, with what is known of the previous holder.
-
-    Attributes:
-        record: Every write of a run carries it, and is refused once another holder has a higher token.
-        predecessor: The expired lease, if its holder is not proven to have ended.
-    """
+    """A lease. `predecessor` is the expired one, if its holder is not proven to have ended."""
 
     record: LeaseRecord
     predecessor: LeaseRecord | None = None
 
     @property
     def predecessor_ended(self) -> bool:
-        """If not, an earlier holder may still be writing: fence its query first."""
+        """Whether no earlier holder can still write; if one can, its query must be fenced first."""
         return not self.record.predecessor_unproven
 
 
@@ -63,9 +58,9 @@ def acquire(
 ) -> AcquiredLease:
     """Become the writer of a stream; LeaseHeldError if a live execution is, or `interrupted` returns True.
 
-    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's clock may have
-    jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` (its run
-    is recorded as finished), this call waits for the lease to expire. The new token is higher than `above`.
+    An expired lease is taken over at once if nothing shows that its holder is alive. A holder that lives on this
+    machine gets the time of its lease again, because the catalog's clock may have jumped ahead. If `holder_is_over`
+    (its run is recorded as finished), this call waits for the lease to expire.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -91,7 +86,6 @@ def acquire(
 
 
 def acquire_for(catalog: Catalog, stream_id: str, verb: str, origin: str, *, above: int = 0) -> AcquiredLease:
-    """For a stream whose query does not run; `verb` and `origin` name the holder."""
     return acquire(catalog, stream_id, this_holder(f"{verb}-{uuid.uuid4()}", origin, None), above=above)
 
 
@@ -122,11 +116,10 @@ class _GracePeriod:
         self._since = 0.0
 
     def lasts(self, lease: LeaseRecord) -> bool:
-        """Counts from the first call for an expired lease whose holder is known to be alive."""
         seen = (lease.token, lease.renewed_at_ms)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
-        # Both dated at the same moment: independent of the clock.
+        # Both times are of the same moment, so a jump of the clock does not matter.
         ttl_s = (lease.expires_at_ms - lease.renewed_at_ms) / 1000
         if not lease.expired or time.monotonic() - self._since >= ttl_s:
             return False
@@ -147,8 +140,8 @@ def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
 class LeaseKeeper:
     """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that no successor
-    overlaps with a healthy process that only lost its database.
+    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that it never overlaps
+    with its successor.
     """
 
     def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:
@@ -210,7 +203,7 @@ class LeaseKeeper:
             yield
 
     def check(self) -> None:
-        """LeaseLostError if the catalog has another writer. For long work that destroys nothing a successor uses."""
+        """Raise LeaseLostError if the catalog has another writer; for work that destroys nothing a successor uses."""
         with self._noting_a_loss():
             self._catalog.leases.check(self._lease.stream_id, self._lease.token)
 
@@ -240,7 +233,6 @@ class LeaseKeeper:
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
-        """Then the lease is not released: a query that did not stop may still write."""
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 

@@ -3,9 +3,8 @@
 Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid namespace, pid, and
 start time in kernel ticks.
 
-Another pod has ended if it does not exist or has another UID, or if its containers have all terminated. A pod takes
-part if its manifest passes its name, namespace and UID in the variables below (Downward API), and its service account
-may `get` pods.
+In Kubernetes, the API server proves the end of another pod, if its manifest passed its name, namespace and UID in the
+variables below (Downward API), and the service account may `get` pods.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
 
-# For the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query outlives the process that
-# started it.
+# Pid of a JVM that cannot be observed, such as that of a Spark Connect server.
 UNSEEN_JVM = 0
 
-# When a start time is compared with the clock that dated a log entry.
+# Tolerance between a start time and the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
 # Indexes into /proc/<pid>/stat after the parenthesized name: fields 3 and 22.
 _STATE, _START_TICKS = 0, 19
@@ -63,7 +61,7 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Without `start_ticks` (since boot), nothing can be proven."""
+    """A process. Without `start_ticks` (since boot), nothing can be proven of it."""
 
     pid: int
     start_ticks: int | None
@@ -72,12 +70,12 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity:
-        """ProcessLookupError if this machine has none."""
+        """Identify a process of this machine; ProcessLookupError if there is none."""
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
-        """Of exactly this process. A zombie has ended."""
+        """Whether exactly this process lives; a zombie has ended."""
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
@@ -108,7 +106,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Whether exactly this process has provably ended in time."""
+        """Kill exactly this process, and return whether it has provably ended in time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -128,12 +126,12 @@ def boot_id() -> str:
     # Start ticks are relative to the reader's time namespace.
     namespaces = [Path("/proc/self/ns") / kind for kind in ("pid", "time")]
     names = [namespace.readlink().name for namespace in namespaces if namespace.is_symlink()]
-    pod = this_pod()
-    return " ".join([path.read_text().strip(), *names, *([pod] if pod is not None else [])])
+    pod = Pod.of(os.environ)
+    return " ".join([path.read_text().strip(), *names, *([str(pod)] if pod is not None else [])])
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """This process; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
+    """This process as a holder; `jvm_pid` is None for work without a query."""
     me = ProcessIdentity.of(os.getpid())
     jvm = ProcessIdentity.of(jvm_pid) if jvm_pid else None
     return Holder(
@@ -153,17 +151,13 @@ def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessI
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)
 
 
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
-    """Whether the Python process or the JVM of a lease's holder lives, and can still write.
-
-    `jvm_grace_s`: how long to wait for the JVM after its Python process.
-    """
+    """Whether the Python process or the JVM of a lease's holder lives, and can still write."""
     python = process_of(lease).liveness()
     jvm = jvm_of(lease)
     if python is not Liveness.ENDED or jvm is None:
@@ -184,12 +178,12 @@ def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
 
 
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
-    """UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long."""
+    """Whether an execution's process lives; UNKNOWN after a long silence without lease or other sign."""
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
     if process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    # By the clock that dated the heartbeats: this machine's may be hours off.
+    # The catalog's clock dated the heartbeats; this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
     return Liveness.UNKNOWN if silent_ms > SILENCE_MS else Liveness.ALIVE
 
@@ -201,10 +195,9 @@ def launch_liveness(launch: LaunchRecord) -> Liveness:
 def run_liveness(
     catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
 ) -> Liveness:
-    """Of an orchestrator's run of which only the pid on an unknown machine is known, logged at `seen_at_ms`.
+    """Whether an orchestrator's run lives of which only a pid, of any machine, was logged at `seen_at_ms`.
 
-    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED only if the identity
-    that its execution recorded proves it.
+    ENDED only if the identity that its execution recorded proves it, UNKNOWN after a long silence.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
@@ -223,7 +216,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """None if it is hidden from this user, ProcessLookupError if there is none."""
+    """Look at a process; None if it is hidden from this user, ProcessLookupError if there is none."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()
@@ -292,8 +285,6 @@ class PodState(Enum):
 
     GONE: It was deleted or replaced.
     TERMINATED: All its containers have terminated.
-    RUNS: A container may be running.
-    UNKNOWN: There is no answer.
     """
 
     GONE = "GONE"
@@ -324,8 +315,6 @@ class Pod:
 
 
 class KubernetesApi:
-    """The API server; by default as the environment and the pod's service account say."""
-
     def __init__(
         self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -335,7 +324,6 @@ class KubernetesApi:
         self._known: dict[Pod, tuple[PodState, float]] = {}
 
     def state(self, pod: Pod) -> PodState:
-        """A pod that has ended is not asked about again."""
         known, at = self._known.get(pod, (PodState.UNKNOWN, None))
         if known in (PodState.GONE, PodState.TERMINATED):
             return known
@@ -417,9 +405,3 @@ def pod_has_ended(recorded_boot: str | None) -> bool:
     if pod is None or pod == Pod.of(os.environ):
         return False
     return _api.state(pod) in (PodState.GONE, PodState.TERMINATED)
-
-
-def this_pod() -> str | None:
-    """As a lease records it."""
-    pod = Pod.of(os.environ)
-    return str(pod) if pod is not None else None

@@ -1,11 +1,11 @@
-"""Who may write a stream's directories: its own deployment, the claim in an adopted one, and no former holder's query.
+"""Decide who may write a stream's directories.
 
 Environments that share a folder by mistake, or a copied catalog, would delete each other's data. So the folder of live
-directories and every snapshot carry the id of their deployment, and a start never writes outside the stream's folders.
+directories and every snapshot carry the id of their deployment, and a start writes only to the stream's folders or to
+an adopted directory.
 
-The exception is an adopted directory. Its query may run until the stream's first start, so a snapshot of it is no
-recovery point: a restore would roll back that query's sinks. The start leaves a claim in it: only one deployment may
-continue from it.
+The query of an adopted directory may run until the stream's first start leaves its claim there. Until then, its
+snapshots are no recovery points: a restore would roll back that query's sinks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 
 
 def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
-    """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
+    """Refuse an operation on another deployment's files, or on files that the catalog does not know.
 
-    Call it before anything is written, killed or fenced. Without a `start_from`, the state comes from elsewhere.
+    Call it before anything is written, killed or fenced.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -60,7 +60,7 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
 
 def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
-    """From a backup: the query has moved on to directories that it does not know."""
+    """Refuse a catalog from a backup if the query has since used directories that it does not know."""
     if not stream.directories_ahead(record):
         return
     # If this process was paused, its successor has registered them, and the lease refuses what comes next.
@@ -178,7 +178,7 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 
 
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
-    """LiveDirectoryError for a snapshot of an adopted directory that the stream has not taken over, and will not.
+    """Refuse a snapshot of an adopted directory that the stream has not taken over, and will not.
 
     Its restore would run beside the query that wrote it.
     """
@@ -204,14 +204,13 @@ def claim_of(live: LiveDirectory) -> str | None:
 
 
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Leave the stream's claim in a directory; LiveDirectoryError if another stream or deployment has taken it over."""
+    """Leave the stream's claim in a directory; LiveDirectoryError if it has another one."""
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
     refuse_without_claim(stream, live)
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """LiveDirectoryError if another stream has taken over this adopted directory, or there is no claim."""
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(
@@ -240,8 +239,7 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Afterwards the next start continues in a new directory. Does nothing if every previous holder is proven to have
-    ended. `still_mine`, called before each step, raises LeaseLostError.
+    The next start then continues in a new directory. Before each step, `still_mine` may raise LeaseLostError.
     """
     if acquired.predecessor_ended:
         return
@@ -257,7 +255,7 @@ def put_up_fence(
     own_jvm_pid: int | None = None,
     is_followed: bool = True,
 ) -> None:
-    """`fence_predecessor` without recording that in the lease.
+    """Fence a predecessor without recording that in the lease.
 
     If `is_followed`, a query will continue from this directory, so waiting for the batch in flight pays off.
     """
@@ -301,9 +299,9 @@ def _wait_s(stream: StreamHandle) -> float:
 
 
 def _end_jvm(catalog: Catalog, before: LeaseRecord, own_jvm_pid: int | None, still_mine: Callable[[], None]) -> bool:
-    """Kill the JVM of an expired lease's holder, if it runs on this machine. True if it has ended.
+    """Kill the JVM of an expired lease's holder, if it runs on this machine; return whether it has ended.
 
-    Spares a JVM of this process or of another lease in force.
+    JVMs of this process and of other leases are spared.
     """
     jvm = jvm_of(before)
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:

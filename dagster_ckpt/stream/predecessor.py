@@ -10,7 +10,7 @@ from typing import Any
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 
-# Of a recorded launch: it contains secrets, which are not recorded; the launch that a rollback replaced.
+# Keys of a recorded launch: that it has secrets, which are not recorded, and the launch that a rollback replaced.
 HIDES_SECRETS, INSTEAD_OF = "hides_secrets", "instead_of"
 
 
@@ -19,8 +19,7 @@ class Predecessor:
     """The code that ran before the present one.
 
     Attributes:
-        execution: That with which its newest launch was recorded, or else its last one.
-        snapshot: The newest one from before the present code, if any is left.
+        execution: The one that recorded the newest launch, or else the last one.
         cannot: Why its launch cannot be repeated, or None.
     """
 
@@ -29,7 +28,6 @@ class Predecessor:
     cannot: str | None
 
     def describe(self) -> str:
-        """Which code to deploy."""
         execution = self.execution
         facts = [f"{name} {value}" for name, value in execution.program.items()]
         words = execution.launch.get("command") or execution.launch.get("request")
@@ -39,7 +37,7 @@ class Predecessor:
 
 
 def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
-    """The code before the present one; None if the stream has only run one code, as far as was recorded.
+    """The code before the present one; None if only one is recorded.
 
     Code that a rollback has replaced is left out, so that a repeated rollback does not lead back to it.
     """
@@ -59,13 +57,12 @@ def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
 
 @dataclass(frozen=True)
 class _DriverRun:
-    """The executions of one driver, newest first: its first one, and restarts in place."""
+    """The executions of one driver, newest first, with its restarts in place."""
 
     executions: tuple[ExecutionRecord, ...]
 
     @property
     def execution(self) -> ExecutionRecord:
-        """The one with which the launch was recorded."""
         return next((each for each in self.executions if each.launch), self.executions[0])
 
     @property
@@ -80,7 +77,6 @@ class _DriverRun:
 
 
 def _runs(executions: Sequence[ExecutionRecord]) -> list[_DriverRun]:
-    """Of drivers whose query ran, newest first."""
     ran = [each for each in executions if each.recovery]
     return [_DriverRun(tuple(of_run)) for _, of_run in groupby(ran, key=lambda each: each.run_id)]
 

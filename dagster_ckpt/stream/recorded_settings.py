@@ -1,6 +1,6 @@
-"""What the catalog records of a stream's configuration, so that operators without its code need not repeat it.
+"""The configuration of a stream in the catalog, so that operators without its code need not repeat it.
 
-Without Spark and storage: listing streams must load neither.
+Neither Spark nor storage is imported: listing streams must load neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 
-# For unknown options: nothing is deleted that other options would keep.
+# Where options are unknown, nothing is deleted.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)
 _UNKNOWN_RESTART = "unknown"
 # Recorded in another form, or not needed by operators.
@@ -38,7 +38,6 @@ class RecordedSettings:
     Operators open the stream with these: default options could delete checkpoints that its own keep.
 
     Attributes:
-        storage: Without credentials.
         is_own_storage: The stream's own configuration names it, not the deployment's.
     """
 
@@ -59,7 +58,6 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
-        """From plain data; CatalogError if unreadable."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(
@@ -78,15 +76,12 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class RecordedRestartStrategy(DecidingRestartStrategy):
-    """Its code is elsewhere."""
-
     description: str = _UNKNOWN_RESTART
 
     def get_description(self) -> str:
         return self.description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Never restart: the stream's own process or the supervisor sensor decides."""
         del failures, now_ms, random
         return NoRestart("This process does not know the stream's restart strategy.")
 
@@ -101,7 +96,7 @@ def _written(policy: RetentionPolicy | None) -> Mapping[str, object] | None:
     try:
         return write_retention(policy) if policy is not None else None
     except OptionError:
-        # Only the stream's own process needs it.
+        # Only the stream's own process needs such a policy.
         return None
 
 

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
 
 def write_notes(stream: StreamHandle, snapshot_id: str) -> None:
-    """Write what only the catalog knows of a snapshot into its folder: a catalog that is rebuilt needs it.
+    """Write what only the catalog knows of a snapshot into its folder, for a catalog that is rebuilt.
 
-    A failure is logged: the catalog has it. A storage class of the user's own has no notes, and in the folder of
-    another stream, from which this one started, that stream writes them.
+    A failure is only logged. In the folder of another stream, from which this one started, that stream writes them.
     """
     snapshot = stream.catalog.snapshots.by_id([snapshot_id]).get(snapshot_id)
     if snapshot is None or snapshot.location is None or not isinstance(stream.store, ObjectSnapshotStore):
@@ -58,8 +57,6 @@ def write_notes(stream: StreamHandle, snapshot_id: str) -> None:
 
 @dataclass(frozen=True)
 class Noted:
-    """A snapshot with what its notes say, and who tagged it."""
-
     snapshot: SnapshotRecord
     tagged_by: str | None = None
 
@@ -83,8 +80,7 @@ def as_noted(stream: StreamHandle, snapshot: SnapshotRecord) -> Noted:
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
     """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
-    With `prefer_checkpoint`, the newest checkpoint if any (Flink's CompletedCheckpointStore.getLatestCheckpoint before
-    FLINK-20427).
+    `prefer_checkpoint`: as Flink's `CompletedCheckpointStore.getLatestCheckpoint` before FLINK-20427.
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -124,7 +120,6 @@ def describe_snapshot(snapshot: SnapshotRecord) -> str:
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
-    """By its id, label, location or, for a checkpoint, `chk-<n>`."""
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
@@ -132,7 +127,7 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
-    """OptionError if several have this label."""
+    """The snapshot that a reference names, if any; OptionError if several have this label."""
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
         ids = "\n".join(
@@ -153,7 +148,7 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """None and unregistered snapshots are skipped.
+    """Keep snapshots from being deleted during the context; None and unregistered ones are skipped.
 
     Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`; the holds of a
     killed process last `ttl_ms`.
@@ -166,7 +161,6 @@ def holding(
     ids = [hold.hold_id for hold in holds]
 
     def renew() -> None:
-        # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
         catalog.holds.renew(ids, ttl_ms)
 
     try:
@@ -185,11 +179,10 @@ def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterat
         yield
 
 
-# Property of a snapshot: the deployment whose catalog recorded it.
+# Properties of a snapshot: the deployment whose catalog recorded it, the live directory that it is a cut of, and name
+# and type of each column that the query writes.
 DEPLOYMENT = "deployment_id"
-# Property of a snapshot: the live directory that it is a cut of.
 TAKEN_FROM = "live_directory"
-# Property of a snapshot: name and type of each column that the query writes.
 COLUMNS = "columns"
 
 
@@ -235,7 +228,6 @@ def unregistered_snapshot(
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
-    """Another deployment's snapshot at a location: URL of its folder, or of the `_metadata` in it."""
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
     if not is_location(folder):
@@ -255,7 +247,7 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
 
 
 def readable_manifest(stream: StreamHandle, location: str) -> Manifest | None:
-    """None for a snapshot that is missing, damaged or of an unknown format. Raises StorageAccessError."""
+    """The manifest, or None if it is missing, damaged or of an unknown format. Raises StorageAccessError."""
     try:
         return stream.store.manifest(location)
     except StorageAccessError:
@@ -265,7 +257,6 @@ def readable_manifest(stream: StreamHandle, location: str) -> Manifest | None:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """As far as the header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
@@ -286,8 +277,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below, and a number is never written twice. Flink too
-    continues from the restored checkpoint's number.
+    A catalog that was lost or restored counts from below, and no number may be written twice. Flink too continues from
+    the restored checkpoint's number.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

@@ -44,9 +44,8 @@ class SnapshotOrder:
     """A snapshot to take.
 
     Attributes:
-        carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared.
-        renews: The checkpoint at `base`, if nothing need be written for the same position.
+        renews: The checkpoint at `base`, which is renewed if the position has not changed.
     """
 
     kind: SnapshotKind
@@ -86,7 +85,7 @@ def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
     """The snapshot that probably has most in common with a stream's next one.
 
     The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the newest checkpoint.
-    None if it existed when a verification found damage in any snapshot: it may share the damaged object.
+    None if a verification has since found damage in any snapshot: it may share the damaged object.
     """
     snapshots = stream.catalog.snapshots
     restorable = snapshots.restorable(stream.stream_id)
@@ -102,10 +101,7 @@ _OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_rea
 
 
 def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The checkpoint that an attempt may renew instead of writing the same position again.
-
-    A recovery must be able to use it: not found broken, and no recovery from it failed.
-    """
+    """The checkpoint, if usable, that an attempt may renew instead of writing the same position again."""
     if base is None or base.kind != SnapshotKind.CHECKPOINT or base.verified_problem is not None:
         return None
     is_restorable = any(
@@ -146,9 +142,8 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id: Spark may purge
-    during a slow upload. If it purges or replaces a file before that, a new cut is taken. If `should_abort` returns
-    True, what was written is deleted.
+    Spark may purge files during a slow upload, so they are pinned first; then `on_cut` gets the batch id. If Spark is
+    faster, a new cut is taken. If `should_abort` returns True, what was written is deleted.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -237,11 +232,7 @@ def _take(
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """Figures of the query up to one batch.
-
-    Attributes:
-        watermark: Event-time watermark as ISO-8601, if any.
-    """
+    """Figures of the query up to one batch; `watermark` is event time as ISO-8601."""
 
     rows: int | None = None
     state_rows: int | None = None
@@ -255,9 +246,8 @@ class BatchFigures:
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
     """Properties for a snapshot that is about to be taken; unknown values are left out.
 
-    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that it began with. Without `facts` the
-    query is not running: `code_version` is left out, because other code may have written the live directory, and `plan`
-    is that of the query started last.
+    Without `facts` the query is not running: `code_version` is left out, because other code may have written the live
+    directory, and `plan` is that of the query started last.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -287,7 +277,7 @@ def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[s
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """The bytes may be deleted only if it `is_certain`."""
+    """A snapshot that the catalog lacks; only if that `is_certain` may its bytes be deleted."""
 
     why: str
     is_certain: bool
@@ -303,11 +293,11 @@ def record_snapshot(
     after_batch: bool = False,
     alignment_ms: int | None = None,
 ) -> SnapshotRecord | NotRecorded:
-    """Without a lease, the stream is not running.
+    """Record a taken snapshot; without a lease, of a stream that is not running.
 
-    If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
-    snapshot again. If the outcome stays unknown, or after the LeaseLostError that this raises, the bytes must stay, as
-    in Flink after a `PossibleInconsistentStateException`. `after_batch`: the execution has committed a batch.
+    If the connection breaks, the attempt is recorded as failed, which the catalog accepts only of an incomplete one,
+    and read again. If the outcome stays unknown, or after a LeaseLostError, the bytes must stay, as in Flink after a
+    `PossibleInconsistentStateException`.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(
@@ -359,10 +349,10 @@ def savepoint_of_stopped_stream(
     adopting: DirectoryToAdopt | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> SnapshotRecord:
-    """Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog.
+    """Take a savepoint of a stream whose query is not running.
 
-    A run about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger` counts if
-    no schedule requests it.
+    Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog. A
+    run about to start its query passes its own. `adopting` is cut instead of the live directory.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

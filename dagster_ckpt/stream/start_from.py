@@ -1,8 +1,4 @@
-"""Starting points, with the options of a start for every interface.
-
-A `SourceMapping` (`map_sources`) says which source of a query continues which source of its state, and where new ones
-begin.
-"""
+"""The options of a start, which every interface takes from `StartFrom`."""
 
 from __future__ import annotations
 
@@ -40,11 +36,9 @@ class Beginning(StrEnum):
 
 @dataclass(frozen=True)
 class SourceMapping:
-    """Sources by their names, or else by their numbers in the query.
+    """Which source of a query continues which source of its state, by names or else numbers.
 
-    Attributes:
-        continued: A source of the query to the source of the state that it continues.
-        new: Sources of the query that read what none has read before.
+    `new` are sources that read what none has read before.
     """
 
     continued: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +46,6 @@ class SourceMapping:
 
     @staticmethod
     def parse(text: str) -> SourceMapping:
-        """The option `map_sources`; OptionError if it is not such a list."""
         continued: dict[str, str] = {}
         new: dict[str, Beginning] = {}
         for each in text.split(","):
@@ -129,7 +122,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """`start_from` must find the snapshot by it, unambiguously."""
+    """Refuse a label by which `start_from` could not find exactly this snapshot."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -164,7 +157,7 @@ def is_location(reference: str) -> bool:
 
 
 class Described(NamedTuple):
-    """How interfaces show a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+    """How interfaces show an option; `confirms`: it only permits what a start otherwise refuses."""
 
     description: str
     confirms: bool = False
@@ -173,8 +166,6 @@ class Described(NamedTuple):
 @dataclass(frozen=True)
 class StartFrom:
     """Where a start resumes, and what it may do.
-
-    Every interface takes its options, with these descriptions, from the fields below.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point
@@ -373,11 +364,10 @@ class StartFrom:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """Other keys and None are ignored."""
+        """Read the options of a record; other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
-        # Imported here: the help of a command reads the options only.
-        import msgspec  # noqa: PLC0415
+        import msgspec  # noqa: PLC0415 - the help of a command needs only the options
 
         try:
             return msgspec.convert(given, cls, strict=False)
@@ -387,7 +377,6 @@ class StartFrom:
             raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
 
     def as_record(self) -> dict[str, str | bool | int]:
-        """`start_from` and the options that are set, for `from_record`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
@@ -402,7 +391,7 @@ class StartFrom:
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
-        """None: where they stopped."""
+        """Chosen positions in Kafka topics; None: sources continue where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
@@ -416,13 +405,12 @@ class StartFrom:
 
     @property
     def of_state(self) -> StartFrom:
-        """The latest state, rewritten or migrated likewise."""
         names = ("migrate_state", "bootstrap_state", "state_partitions")
         return StartFrom(**{name: getattr(self, name) for name in names})
 
     @property
     def source_mapping(self) -> SourceMapping | None:
-        """None: the sources are those of the state."""
+        """The option `map_sources`; None: the sources are those of the state."""
         return SourceMapping.parse(self.map_sources) if self.map_sources else None
 
     @property
@@ -435,14 +423,12 @@ class StartFrom:
 
 def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
     """The options in a record that differ from their defaults, unchecked, and `start_from`."""
-    options = {field.name: record.get(field.name, field.default) for field in fields(StartFrom)}
     defaults = {field.name: field.default for field in fields(StartFrom)}
+    options = {name: record.get(name, default) for name, default in defaults.items()}
     return {name: value for name, value in options.items() if name == "start_from" or value != defaults[name]}
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`; `default` None means no value."""
-
     name: str
     kind: type[Any]
     default: Any
@@ -500,7 +486,6 @@ class SourceOffsets:
 
     @staticmethod
     def parse(text: str) -> SourceOffsets:
-        """Parse the option `source_offsets`; OptionError if it is not such JSON."""
         try:
             told = from_json(text)
             if not isinstance(told, dict) or not told:
@@ -512,7 +497,6 @@ class SourceOffsets:
         return SourceOffsets(partitions, times)
 
     def __str__(self) -> str:
-        """The option, with times in UTC."""
         import pendulum  # noqa: PLC0415 - see _time_ms
 
         times = {topic: pendulum.from_timestamp(ms / 1000).to_iso8601_string() for topic, ms in self.times.items()}

@@ -38,7 +38,7 @@ class SnapshotVerification:
     """Result of `Client.verify` for one snapshot.
 
     Attributes:
-        state: Rows by operator and store, as Spark reads them; None if not requested.
+        state: Rows by operator and store; None if not requested.
     """
 
     location: str

@@ -229,7 +229,7 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """Return an alert, the same at each call, if a stream has not answered a stop, or not ended, in time."""
+    """Return an alert, the same at each call, if a stream has not answered a stop or ended in time."""
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
         return None

@@ -188,7 +188,7 @@ def _copied(
 
 
 def _damaged(target: ObjectSnapshotStore, gone: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Return damaged copies whose originals are gone, with why: nothing else reads them, and nothing repairs them."""
+    """Return damaged copies whose originals are gone, with why: nothing else reads or repairs them."""
     for location in sorted(gone):
         try:
             problems = target.verify(location)

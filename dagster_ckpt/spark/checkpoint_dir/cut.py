@@ -98,7 +98,7 @@ class CutOptions(TypedDict, total=False):
 
 
 def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
-    """Take a cut beside a running query, in up to `attempts` attempts if Spark purges files meanwhile."""
+    """Take a cut beside a running query; try up to `attempts` times if Spark purges files meanwhile."""
     at_batch = options.get("at_batch")
     while True:
         attempts -= 1

@@ -180,7 +180,7 @@ def existing_files(
 ) -> dict[str, int | None] | None:
     """Return the files that exist, with modification times in ms since the epoch; None if unknown.
 
-    Without a session, this process looks, if it can: at local files and those of `reachable_scheme`.
+    Without a session, this process looks at local files and those of `reachable_scheme`.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:

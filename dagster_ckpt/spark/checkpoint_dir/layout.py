@@ -28,7 +28,7 @@ STATE = "state"
 DEFAULT_STORE = "default"
 BEFORE_THE_FIRST_BATCH = -1
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
-# Marks a directory that was built for a fork or an import, and in which no stream has started.
+# Marks a directory built for a fork or an import, in which no stream has started yet.
 NOT_IN_USE = "not-in-use"
 # Name of a fence's marker, followed by its batch, and beginning of its entry (see `planned_batches.py`).
 FENCE_MARK = "fenced-at-"

@@ -1,4 +1,4 @@
-"""Kafka sources of a described query: which offsets their topics still have, by the Kafka client of the JVM."""
+"""Kafka sources of a described query: which offsets their topics still have."""
 
 from __future__ import annotations
 

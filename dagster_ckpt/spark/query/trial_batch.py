@@ -62,7 +62,7 @@ class Trial:
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Copy a live directory; return False if Spark no longer retains the necessary files."""
+    """Copy a live directory; return False if Spark no longer retains the files that this needs."""
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
         return False

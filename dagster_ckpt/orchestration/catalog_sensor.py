@@ -272,7 +272,7 @@ def _tick_report(
     others: OtherDeployments,
     log: logging.Logger,
 ) -> _TickReport:
-    if not any(event.type in DECISIVE for event in events):
+    if not any(event.type in (*DECISIVE, *_FAILED) for event in events):
         return _TickReport((), reported)
     stream_ids = sorted({event.stream_id for event in events})
     before = catalog.events.last_of(stream_ids, DECISIVE, up_to=since, each=REMEMBERED)

@@ -197,7 +197,8 @@ def await_restart(
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
-    decision = decide_restart(stream.restart, FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
+    history = FailureHistory(tuple(failures) or (now_ms,))
+    decision = decide_restart(stream.restart, history, now_ms, Random(execution_id))
     if not isinstance(decision, RestartAt):
         return Outcome(end, execution_id, decision.reason)
     delay_ms = max(0, decision.at_ms - now_ms)

@@ -120,6 +120,20 @@ def test_nothing_that_only_begins_is_reported(daemon: Daemon, catalog: Catalog) 
     assert SensorCursor.parse(result.cursor).sequence == catalog.events.latest_sequence()
 
 
+@pytest.mark.parametrize("kind", list(SnapshotKind))
+def test_a_failure_that_is_the_only_news_of_a_tick_is_reported(
+    daemon: Daemon, catalog: Catalog, instance: dg.DagsterInstance, kind: SnapshotKind
+) -> None:
+    take_snapshot(catalog, "orders")
+    daemon.tick()
+
+    as_writer(catalog, "orders").snapshots.fail(begin_snapshot(catalog, "orders", kind=kind).snapshot_id, "a full disk")
+    [report] = daemon.tick().asset_events
+
+    assert isinstance(report, dg.AssetObservation)
+    assert "a full disk" in str(report.metadata["dagster_ckpt/failure"].value)
+
+
 def test_snapshots_of_a_job_of_another_code_location_are_left_to_it(
     instance: dg.DagsterInstance,
     catalog_resource: CheckpointCatalogResource,

@@ -52,6 +52,14 @@ def test_a_query_with_the_options_of_exactly_once_names_its_topic() -> None:
     assert parsed.client == place.client
 
 
+def test_two_topics_on_the_same_servers_have_their_own_credentials() -> None:
+    places = [kafka_place({**OPTIONS, "topic": topic, "kafka.sasl.username": topic}) for topic in ("a", "b")]
+
+    parsed = [KafkaPlace.parse(str(place)) for place in places]
+
+    assert [place.client["sasl.username"] for place in parsed if place is not None] == ["a", "b"]
+
+
 @pytest.mark.parametrize("semantic", [Semantic.AT_LEAST_ONCE, Semantic.NONE])
 def test_the_other_semantics_leave_sparks_sink(semantic: Semantic) -> None:
     assert kafka_place({**kafka_delivery(semantic).writer_options, "topic": "alerts"}) is None

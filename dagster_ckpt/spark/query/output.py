@@ -260,8 +260,10 @@ class KafkaPlace:
         match = _PLACE.fullmatch(place)
         if match is None:
             return None
-        client = _clients.get(match["servers"], {"bootstrap.servers": match["servers"]})
-        return KafkaPlace(match["servers"], match["topic"], match["prefix"], client=client)
+        servers, topic, prefix = match.groups()
+        # Of another place on these servers: better than no credentials at all.
+        of_servers = _clients.get((servers,), {"bootstrap.servers": servers})
+        return KafkaPlace(servers, topic, prefix, client=_clients.get((servers, topic, prefix), of_servers))
 
 
 def kafka_sink_name(options: Mapping[str, str]) -> str | None:
@@ -269,8 +271,8 @@ def kafka_sink_name(options: Mapping[str, str]) -> str | None:
     return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
 
 
-# Options by servers, because the recorded name of a sink has no secrets.
-_clients: dict[str, Mapping[str, str]] = {}
+# Options by place, and by servers those described last, because the recorded name of a sink has no secrets.
+_clients: dict[tuple[str, ...], Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
@@ -295,5 +297,5 @@ def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
         if name.startswith("kafka.") and name not in (TRANSACTIONAL_ID, KAFKA_WRITERS)
     }
     servers = servers.replace(" ", "")
-    _clients[servers] = client
+    _clients[(servers,)] = _clients[servers, topic, prefix] = client
     return KafkaPlace(servers, topic, prefix, int(writers), client)

@@ -92,7 +92,10 @@ class Catalog:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Replace the lost catalog of a deployment, so that its snapshots belong to this one."""
+        """Replace the lost catalog of a deployment, so that its snapshots belong to this one.
+
+        Refused if a snapshot was completed here or, with `only_if_unused`, a stream was started.
+        """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
             completed = snapshots.c.location.is_not(None)
@@ -128,7 +131,7 @@ def _open(url: str, clock: Clock | None) -> Catalog:
     return Catalog(url, clock=clock)
 
 
-# Arbitrary.
+# Arbitrary, to differ from other locks on the server.
 _ADVISORY_LOCK = 7_246_019_381
 
 
@@ -214,6 +217,7 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
+    """Record where a catalog is; refuse a copy whose original may still be used."""
     here = _home_of(database)
     if here is None:
         return

@@ -91,6 +91,7 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
+        """Open a write transaction; on SQLite it locks out other writers at once."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -369,6 +370,7 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
 
 
 def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
+    """Whether a lease was renewed since it was seen; locks its row."""
     query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
     row = connection.execute(query).one_or_none()
     return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)

@@ -107,6 +107,7 @@ class DesiredRecord:
     Attributes:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
+        reached: The last reconciled generation.
     """
 
     stream_id: str

@@ -77,6 +77,7 @@ class ExecutionRecords(Records):
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
+        """Return when executions failed, in ms and oldest first."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -378,6 +379,7 @@ class ExecutionRecords(Records):
             )
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
+        """Settle an execution; one that has not ended gets `status`."""
         with self._database.writing() as connection:
             reason = f"settled as {status.value}"
             self._record_end(connection, _unended(execution_id), status, reason, settled=True)

@@ -53,6 +53,7 @@ class SnapshotHistory:
     Attributes:
         verified: The last verified one; may have been deleted since.
         broken: The newest existing one that its last verification found broken.
+        failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
         slowest_ms: Of the last completed checkpoints.
     """
@@ -112,6 +113,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
+    """One row per stream, with columns as in `SnapshotHistory`; snapshots are ids."""
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
         _failed.c.stream_id == streams.c.stream_id,

@@ -43,6 +43,7 @@ class HoldRecords(Records):
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
+        """Extend holds; False if one had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)

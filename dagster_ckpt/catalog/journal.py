@@ -79,6 +79,7 @@ class JournalRecords(Records):
             forget_after(connection, lease.stream_id, batch_id)
 
     def of_batch(self, stream_id: str, batch_id: int) -> PlannedBatch | None:
+        """Return a recorded batch; None if it is missing or unreadable."""
         this = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id == batch_id)
         with self._database.reading() as connection:
             row = connection.execute(select(planned_batches).where(this)).one_or_none()

@@ -99,6 +99,7 @@ class LeaseRecords(Records):
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
+        """Return the held lease, even if expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:

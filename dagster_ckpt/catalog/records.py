@@ -387,6 +387,7 @@ class LeaseRecord(Holder):
     """The lease of a stream and its holder.
 
     Attributes:
+        token: Increases with each change of holder.
         expired: By the database's clock, when it was read.
         predecessor_unproven: A previous holder may still write, and is not fenced.
     """

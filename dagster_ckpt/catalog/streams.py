@@ -108,6 +108,7 @@ class StreamRecords(_StreamRows):
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
+        """Take a number for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (

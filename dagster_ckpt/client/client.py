@@ -115,7 +115,7 @@ class Client(GraphMethods, MaintenanceMethods):
         """Fork a stream into another one: an independent query whose next start continues from there.
 
         Args:
-            stream: The stream to fork; it may be running and is not changed.
+            stream: The stream to fork, which is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (where its next start would begin), `batch-<n>`, or the name of a snapshot.
             outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
@@ -232,7 +232,6 @@ class Client(GraphMethods, MaintenanceMethods):
         repeated.
 
         Args:
-            stream: The stream; it may be running and is not changed.
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
             outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
@@ -265,7 +264,6 @@ class Client(GraphMethods, MaintenanceMethods):
         there. Existing objects are not copied again.
 
         Args:
-            stream: The stream; it may be running and is not changed.
             snapshot: `latest`, `all`, or the name of a snapshot.
             to: Folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may write
                 there.
@@ -406,7 +404,6 @@ class Client(GraphMethods, MaintenanceMethods):
         Start the stream from the savepoint to continue with the edited state.
 
         Args:
-            stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
             snapshot: `latest`, or an id, number (chk-7), label or location.

@@ -275,6 +275,7 @@ class _CodeCheck:
         return facts, plan_of_start(self.stream, facts, self.describe)
 
     def _newest(self, error: StorageAccessError) -> RecoveryPlan:
+        """Plan with the catalog alone, on a machine that cannot reach the storage."""
         newest = next(iter(self.stream.catalog.snapshots.restorable(self.stream.stream_id)), None)
         if newest is None:
             raise error
@@ -297,7 +298,7 @@ class _CodeCheck:
         try:
             return judge()
         except StorageAccessError as error:
-            # The reason keeps the verdict from being SAME.
+            # Nothing was compared; a reason rules out the verdict SAME.
             return [Step(part, name, Action.KEEP, f"not compared: {error}")]
         except CkptError as error:
             return [Step(part, name, Action.REFUSE, str(error))]

@@ -45,12 +45,14 @@ class StreamSource(Protocol):
     @property
     def catalog(self) -> Catalog: ...
 
-    def id_of(self, stream: str) -> str: ...
+    def id_of(self, stream: str) -> str:
+        """Return a stream's id, without opening storage; raise StreamNotFoundError if unknown."""
 
     def on_storage(self) -> Mapping[str, str | None]:
         """Return the streams that may have state, known to the catalog or not.
 
-        If only savepoints are left, in a folder that deployments may share, the value is the stream's deployment.
+        The value is the stream's deployment if only savepoints are left, in a folder that deployments may share;
+        otherwise None.
         """
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
@@ -133,6 +135,7 @@ class Connection:
 
     @property
     def catalog(self) -> Catalog:
+        """The open catalog."""
         return self._catalog
 
     @property
@@ -242,6 +245,7 @@ def _this_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
+        # A container's user may have no name.
         user = "unknown user"
     return f"{user} on {socket.gethostname()}"
 

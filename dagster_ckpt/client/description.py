@@ -170,6 +170,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
+    """Summarize a stream; `newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
     # A process that has just started reported no batch, and a report may be older than a snapshot.
     known = [last.newest_batch if last is not None else None, newest.batch_id if newest is not None else None]

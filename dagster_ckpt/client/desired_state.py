@@ -204,7 +204,9 @@ def _came_to_nothing(request: RequestRecord) -> bool:
     return is_withdrawn or request.status is RequestStatus.FAILED
 
 
+# Runs without a result after which the upgrade is refused.
 PREFLIGHT_RUNS = 3
+# The wait before a failed start is requested again.
 RETRY_MS = 60_000
 
 
@@ -456,6 +458,7 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream)
 
 
 def is_stop_of(seen: ObservedStream) -> bool:
+    """Whether a request of the supervisor ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

@@ -33,7 +33,7 @@ class HealthSettings:
     passes.
 
     Raises:
-        OptionError: A threshold is negative, or warns after it fails.
+        OptionError: A threshold is too low, or warns after it fails.
 
     Example:
         >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)

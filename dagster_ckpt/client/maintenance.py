@@ -36,7 +36,6 @@ class MaintenanceMethods(Connection):
         """Examine a stream's live directory: what is wrong, how far back it is intact, which snapshot to use.
 
         Args:
-            stream: The stream; it may be running and is not changed.
             directory: Another directory than the stream's own.
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
@@ -216,7 +215,6 @@ class MaintenanceMethods(Connection):
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
         Args:
-            stream: The stream; it may be running.
             dry_run: Only report what would be deleted.
             grace_ms: Younger files stay. Default: one day.
 

@@ -42,6 +42,8 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
+    """Work that takes too long for a sensor."""
+
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
     CANCEL = "CANCEL"

@@ -50,8 +50,8 @@ class Orphan:
     """A part file that the sink's log does not name.
 
     Attributes:
+        age_ms: None if the file system does not report it.
         undone_by: The rewind that undid it, or that a failed attempt left it.
-        kept_because: Why it must not be deleted (yet).
     """
 
     sink: str
@@ -284,6 +284,7 @@ def _captured(stream: StreamHandle, folder: str) -> tuple[SnapshotRecord, list[S
         except StorageAccessError:
             raise
         except CkptError:
+            # Damaged: try an older one.
             continue
         entries = next((entries for place, entries in logs.items() if same_folder(place, folder)), None)
         if entries:

@@ -149,6 +149,7 @@ def ahead_of(
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
+    """Check a rewrite before a query is suspended for it."""
     if start_from.changes_state:
         # Only the code says which operators change.
         done = "is built from all input that was read so far" if start_from.bootstrap_state else "is migrated"
@@ -177,6 +178,7 @@ class StartCheck:
 
 
 def _facts_without(facts: RecoveryFacts, plan: RecoveryPlan, error: CkptError) -> RecoveryFacts:
+    """Return facts for another point, as the start does; raise the error without one."""
     newer = with_newer_point(facts, plan, error.gone) if isinstance(error, InputGoneError) else None
     if newer is not None:
         return newer
@@ -259,7 +261,7 @@ def preflight(
     """Try whether the loaded code can resume, and record the result.
 
     On a copy of the state, rewritten or migrated as `start_from` says, the newest committed batch is replayed; if that
-    is not retained any more, a batch of new data, if there is any. `interrupted` is polled.
+    is not retained any more, a batch of new data, if there is any. `interrupted` is polled, and ends it with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None

@@ -206,6 +206,7 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
+    """Refuse a stream without state, as of a wrong folder: it would start empty."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return

@@ -313,6 +313,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _message: None
 ) -> UpgradeRecord:
+    """Roll back an upgrade and mark it afterwards, or let the supervisor sensor do so."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
@@ -362,6 +363,7 @@ def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:
 def _order_rollback(
     stream: StreamHandle, row: DesiredRecord, upgrade: UpgradeRecord, origin: str, report: Callable[[str], None]
 ) -> UpgradeRecord:
+    """Let the supervisor sensor roll back an upgrade, if it can be undone."""
     catalog, snapshot_id = stream.catalog, upgrade.snapshot_id
     advice = "To go back to another snapshot, restart the stream from it"
     if snapshot_id is None or catalog.snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:

@@ -148,6 +148,7 @@ def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
 
 
 def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotRecord]) -> None:
+    """Refuse a folder that overlaps originals, which the policy of the copies might delete."""
     savepoints = getattr(stream.storage, "savepoint_location", None)
     own = [storage_place(stream.storage), savepoints.url if savepoints is not None else None, stream.live_root]
     for folder in (*own, *(each.location for each in chosen)):

@@ -119,6 +119,7 @@ def _preview(
     most_bytes: int | None = None,
     among: Sequence[RetainedSnapshot] | None = None,
 ) -> RetentionPreview:
+    """Explain a decision; `among` are those that the policy saw last, if not all."""
     queue = to_retain(stream, snapshots, policy)
     rules = reasons_to_keep(policy, queue if among is None else among, context) if decision.problem is None else {}
     reasons = {

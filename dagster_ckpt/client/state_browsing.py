@@ -172,6 +172,8 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
+    """A key, and the size of its values as JSON."""
+
     key: str
     rows: int
     bytes: int

@@ -172,6 +172,7 @@ class BlockBuilder:
         self._pending: dict[bool, list[FileEntry]] = {True: [], False: []}
 
     def add(self, entry: FileEntry, *, stable: bool) -> None:
+        """Add an entry; lookups are fastest if paths come in order."""
         pending = self._pending[stable]
         pending.append(entry)
         if len(pending) == BLOCK_FILES:

@@ -105,6 +105,7 @@ class Sweep:
     Objects are listed before the snapshots are read, so those of one published meanwhile count as used.
 
     Attributes:
+        now_ms: By the storage's clock.
         older_than_ms: Younger objects may belong to an attempt in progress.
         under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
@@ -261,5 +262,6 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ())
 
 
 def _is_ours(name: str) -> bool:
+    """Whether this package wrote a file; users' files are kept."""
     known = (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME, NOTES_NAME)
     return name in known or name.endswith((".pack", ".tmp"))

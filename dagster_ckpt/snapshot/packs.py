@@ -55,6 +55,7 @@ class PackCallbacks:
     """What a worker calls while it writes.
 
     Attributes:
+        is_likely_unchanged: Whether to read a large file for its digest first.
         check_aborted: Raises SnapshotAbortedError; called at short intervals.
         creating: Called with the name of each data object before it is created, to remove a partial one.
         complete: Called with a function that completes a task's last data object, which must run before the snapshot is
@@ -104,7 +105,8 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    def width(self, total_bytes: int, pack_bytes: int) -> int: ...
+    def width(self, total_bytes: int, pack_bytes: int) -> int:
+        """Return the number of tasks to create, if a data object takes `pack_bytes`."""
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         """Run tasks, whose files are in order of path within a task and from task to task."""

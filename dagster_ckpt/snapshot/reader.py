@@ -28,7 +28,10 @@ def read_metadata(file_io: FileIO, directory: str) -> Metadata:
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> dict[str, int]:
-    """The bytes needed of each data object, by its name in the parent folder; cheap with many files."""
+    """The bytes needed of each data object, by its name in the parent folder; cheap with many files.
+
+    The metadata has another `name` while the snapshot is being deleted.
+    """
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return {object_name(directory, reference): length for reference, length in references.items()}
 

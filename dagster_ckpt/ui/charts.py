@@ -110,7 +110,7 @@ def line_chart(
 ) -> Markup:
     """Draw a line over time, which starts at zero. `text` formats a value for the axis and the summary.
 
-    The line is interrupted at each of `starts`, because nothing was measured before it.
+    The line is interrupted at the times `starts`: nothing was measured since the stop before.
     """
     if not values:
         return no_chart(title, "No data yet.")
@@ -197,7 +197,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
     """Draw executions as bars, snapshots as marks below them, and a curve from each restored snapshot to its execution.
 
     A row holds an execution and those that continued in its live directory. Bars are newest first, snapshots oldest
-    first. A running execution ends at `now_ms`.
+    first.
     """
     if not bars:
         return Markup('<p class="muted">The stream was never started.</p>')
@@ -262,7 +262,6 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
 
 
 def _rows(bars: Sequence[TimelineBar]) -> list[list[TimelineBar]]:
-    """Group bars in rows, newest first: an execution that resumed shares the row of the one before it."""
     rows: list[list[TimelineBar]] = []
     for bar in bars:
         if rows and (rows[-1][-1].execution.recovery or {}).get("kind") in _GOES_ON:

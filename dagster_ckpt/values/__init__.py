@@ -1,1 +1,1 @@
-"""Checked values that know nothing of streams."""
+"""Checked values: durations, paths, modes, options, redacted and untrusted text."""

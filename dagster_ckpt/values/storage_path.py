@@ -18,7 +18,7 @@ _WITH_FOLDERS = frozenset({"arrow_hdfs", "hdfs", "local", "smb", "webhdfs"})
 
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
-# Hadoop's URLs without an authority: `hdfs:/a`.
+# Hadoop's URLs without an authority: `hdfs:/a`. One letter is a Windows drive.
 _ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 

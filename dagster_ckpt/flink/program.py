@@ -258,7 +258,7 @@ def _interrupted_as(another_continues: bool) -> ExecutionStatus:
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
-    """Apply retention after a final end; raise unless it ended well."""
+    """Apply retention after a final end; raise after a failure or lost lease."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)

@@ -158,6 +158,7 @@ class CheckpointConfig:
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
+        """Set the tolerated number of consecutive failures."""
         self._with(tolerable_failures=tolerable_checkpoint_failure_number)
         self._is_tolerance_set = True
         return self
@@ -177,7 +178,7 @@ class CheckpointConfig:
         return self._with(cleanup=CLEANUP.member(cleanup_mode))
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
+        """Set the clean-up with the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:

@@ -173,7 +173,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._local_parallelism = parallelism
 
     def get_default_local_parallelism(self) -> int:
-        """Return how many threads run tasks if this starts Spark."""
+        """Return how many threads run tasks if this starts Spark on this machine."""
         return self._local_parallelism
 
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:

@@ -170,7 +170,7 @@ class ExecutionConfig:
         return self.parallelism
 
     def get_max_parallelism(self) -> int:
-        """Return the number of state partitions, or -1 if it equals the parallelism."""
+        """Return the number of state partitions, or -1 if it is not set."""
         return self.max_parallelism
 
     def get_execution_mode(self) -> ExecutionMode:
@@ -352,7 +352,7 @@ class ConfiguredProgram:
         return self
 
     def get_buffer_timeout(self) -> int:
-        """Return the buffer timeout in ms."""
+        """Return the trigger interval of writers without their own, in ms."""
         return self._config.buffer_timeout_ms
 
     def disable_operator_chaining(self) -> Self:
@@ -404,7 +404,7 @@ class ConfiguredProgram:
         return self._checkpoint_config.get_checkpointing_mode()
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on."""
+        """Return whether unaligned checkpoints are on, without effect under AT_LEAST_ONCE."""
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:

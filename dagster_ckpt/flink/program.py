@@ -127,7 +127,7 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """Return what starts a query, with the config's trigger interval unless it has a trigger."""
+    """Return what starts a query, by default with the config's trigger interval."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         warn_of_partitions(stream.stream_id, live, config)
@@ -258,6 +258,7 @@ def _interrupted_as(another_continues: bool) -> ExecutionStatus:
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
+    """Apply retention after a final end; raise after a failure or lost lease."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)

@@ -38,7 +38,7 @@ class KeptBecause(Enum):
 
 @dataclass(frozen=True)
 class RetentionDecision:
-    """`kept` has reasons by snapshot id; `problem` is why the policy's answer was not used, or None."""
+    """`kept` has reasons by snapshot id, `dropped` is oldest first; `problem`: why the policy's answer was not used."""
 
     kept: Mapping[str, KeptBecause]
     dropped: tuple[RetainedSnapshot, ...] = ()

@@ -32,7 +32,7 @@ from dagster_ckpt.values.validation import (
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """Failures since a user last started the stream: at least one time in ms since the epoch."""
+    """Failures since a user last started the stream: at least one time in ms since the epoch, sorted."""
 
     failed_at_ms: tuple[int, ...]
 

@@ -40,6 +40,7 @@ class RetainedSnapshot:
         number: The n of `chk-<n>`.
         full_bytes: Bytes that a restore reads.
         new_bytes: Bytes that it shares with no older snapshot.
+        is_verified: False also if it was never verified.
         objects: Bytes of the data objects that it needs, by name; only for `MaxBytes`, and empty if unknown.
     """
 
@@ -81,7 +82,7 @@ class RetentionPolicy(Protocol):
     """
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Return the snapshots to keep. `snapshots` are those that exist, ordered by their state, oldest first."""
+        """Return the snapshots to keep of those that exist, oldest state first, never by a clock."""
 
 
 def checked_retention(policy: object) -> RetentionPolicy:

@@ -78,7 +78,10 @@ class _Running:
 
 
 class AttemptRunner:
-    """The attempts of one execution. `facts` is called in the thread that talks to the JVM."""
+    """The attempts of one execution.
+
+    `facts` is called in the thread that talks to the JVM. `predecessor_ended` allows deleting older live directories.
+    """
 
     def __init__(
         self,
@@ -251,6 +254,7 @@ class AttemptRunner:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
+        """Start due cuts; before that of a stop-with-savepoint, stop the query."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -308,6 +312,7 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
+        """Wait for all threads, and answer pending requests with `why`."""
         for running in self._running.values():
             running.aborted.set()
             running.span.end(f"the query ended: {why}")
@@ -340,7 +345,7 @@ class AttemptRunner:
         if running.aligned_only:
             # In these modes a replayed batch may differ, so not even `force_unaligned` allows it.
             return False
-        # A restore replays the batch, whose rows a sink may then have twice.
+        # A restore replays the batch: a sink that does not notice has its rows twice.
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _take(self, running: _Running) -> None:

@@ -65,15 +65,15 @@ class BatchLog:
         )
 
 
-# Spark reports neither planned batches nor, right after a commit, continuous processing.
+# Spark does not report planned batches, nor continuous processing right after a commit.
 LOOK_AGAIN_MS = 2_000
 
 
 class PositionWatch:
     """Positions in a live directory, for a loop that polls several times a second.
 
-    In object storage, where a read is two billed list requests, they are read again only after a report of Spark, or
-    after `LOOK_AGAIN_MS`.
+    On a local disk every call reads them. In object storage, where a read is two billed list requests, they are read
+    again only after a report of Spark, or after `LOOK_AGAIN_MS`.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -99,8 +99,6 @@ class PositionWatch:
 
 
 class Journal:
-    """Keeps an execution's journal (`catalog/journal.py`) up to date."""
-
     def __init__(
         self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
     ) -> None:
@@ -139,7 +137,7 @@ class Journal:
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):
-            # The query fails too. Without these batches in the journal, a restore rolls sinks back.
+            # The query meets the same error. Without these batches in the journal, a restore rolls sinks back.
             return
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)
@@ -194,6 +192,7 @@ class OutputGap:
         self._is_done = True
 
     def _gap_ms(self, first: int) -> int | None:
+        """Return the gap; None if unknown, as in a rebuilt directory."""
         times: list[int | None] = []
         with suppress(FileNotFoundError, StorageAccessError):
             times = [self._live.folder.status(f"{COMMITS}/{batch}").modified_at_ms for batch in (first - 1, first)]

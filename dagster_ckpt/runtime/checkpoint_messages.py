@@ -28,7 +28,7 @@ class Alignment(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt that waits for a commit continues as `CARRY_IN_FLIGHT` at its alignment deadline, if any."""
+    """One attempt at a snapshot; at its alignment deadline, if any, it continues as `CARRY_IN_FLIGHT`."""
 
     number: int
     kind: TriggerKind
@@ -63,7 +63,7 @@ def new_attempt(
 
 
 class FailureSide(Enum):
-    """Where an attempt failed: a failed savepoint counts only on the side of the query, as in Flink."""
+    """Where an attempt failed. As in Flink, a savepoint counts only on the query's side, where a restart may help."""
 
     COORDINATOR = "coordinator"
     QUERY = "query"

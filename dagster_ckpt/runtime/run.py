@@ -91,6 +91,7 @@ class RunRequest:
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
+        is_launched: A supervisor launches the runs, also beside a running query.
     """
 
     run_id: str
@@ -125,6 +126,7 @@ class Outcome:
 
 
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
+    """Refuse a start that was withdrawn while it was launched or awaited the lease."""
     start_request = (
         stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     )
@@ -141,7 +143,7 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
 
 
 class StartWatch:
-    """Checks between the steps of a start whether it has to stop."""
+    """Checks between the steps of a start whether it has to stop; the next start finishes what is left."""
 
     def __init__(
         self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
@@ -185,6 +187,7 @@ class StartWatch:
                     self._refuse(request)
 
     def _refuse(self, request: RequestRecord) -> None:
+        """Refuse a stop-with-savepoint: its query may start only hours later."""
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         error = (
             f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "

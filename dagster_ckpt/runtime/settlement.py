@@ -142,7 +142,7 @@ def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = Fa
 def settle_execution(
     stream: StreamHandle, execution_id: str, state: TerminalState, *, failure: str | None = None
 ) -> RetentionReport:
-    """Apply retention for the state in which a stream ended. May be repeated."""
+    """Apply retention for the state in which a stream ended (`failure`: why it is not restarted). May be repeated."""
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
         stream.catalog.executions.record_terminal_failure(execution_id, failure)
@@ -162,7 +162,7 @@ class Settlement:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # Later, a successor that waits for the lease would assume that this process died.
+                # While the lease is held: a successor that waits for it would assume that this process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:

@@ -89,7 +89,7 @@ _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one query in a thread, and kills a hanging JVM of this machine."""
+    """Watches in a thread which `call` of a query waits for the JVM, and kills a hanging JVM of this machine."""
 
     def __init__(
         self, stream_id: str, jvm: ProcessIdentity | None, call: Callable[[], object | None], *, limit_ms: int

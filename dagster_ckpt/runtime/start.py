@@ -244,7 +244,6 @@ class Start:
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """Ask the described query; None if it is not known before it runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -437,6 +436,7 @@ class Start:
 
     @span("replay")
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
+        """Return the plan after a replay, or one that rolls sinks back, with its survey."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -459,7 +459,6 @@ class Start:
         refuse_loss(self._stream, preview, accept_loss=self._accepts_loss(preview.plan))
 
     def _accepts_loss(self, plan: RecoveryPlan) -> bool:
-        """Whether this start, or the unfinished one that it completes, accepts loss."""
         if self._start_from.accept_loss or not isinstance(plan, StartEmpty | FinishRestore):
             return self._start_from.accept_loss
         pending = self._stream.catalog.streams.get(self._stream.stream_id).pending_restore

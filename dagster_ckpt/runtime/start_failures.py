@@ -1,7 +1,7 @@
 """Examine what a failed start or query began from, and note damage in the catalog.
 
 Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads a
-snapshot's state in the same way.
+snapshot's state in the same way; otherwise code, session or environment may be the cause.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class StartFailures:
         return replace(end, reason=f"{end.reason}\n{found}")
 
     def _examine(self, live: LiveDirectory) -> Damage | None:
+        """Note damage of a live directory, and of its origin."""
         damage = self._examiner.damage_of_live(live)
         if damage is None:
             request = self._request

@@ -131,6 +131,7 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
+        """Supervise the query, which is stopped on return."""
         try:
             with self._jvm_watch:
                 return self._until_the_end()
@@ -262,6 +263,7 @@ class Supervisor:
             self._beat()
 
     def _note_sinks(self) -> None:
+        """Note the first batches' sinks, which the start may not have known."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return

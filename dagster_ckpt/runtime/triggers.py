@@ -84,7 +84,7 @@ class RequestDecider:
 
     Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
     ignores the number of pending attempts. As in Flink, savepoints are forced unless checkpoints are unaligned; since
-    they come first anyway, Flink's rule that forced requests go first needs no rank.
+    they come first anyway, being forced needs no rank.
     """
 
     def __init__(self, *, max_concurrent: int, force_savepoints: bool, max_queued: int = MAX_QUEUED_REQUESTS) -> None:

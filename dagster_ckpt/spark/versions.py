@@ -66,7 +66,7 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True)
 class SparkRelease:
-    """A minor release; pip would choose too new packages without `requirements`; `jars` are Maven coordinates."""
+    """A minor release; `requirements` are packages that pip would choose too new, `jars` Maven coordinates."""
 
     minor: str
     oldest_java: int
@@ -208,6 +208,7 @@ def spark_packages(*formats: TableFormat | str) -> str:
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
+    """Refuse settings that the release would silently ignore."""
     needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
     if needed:
         release = release_of(version)
@@ -235,7 +236,7 @@ class SparkFile(Enum):
     STATE_SCHEMA = "a state schema", {1, 2, 3}
     # v2 adds column families, v3 a lineage, v4 both.
     CHANGELOG = "a changelog", {1, 2, 3, 4}
-    # With the same content: see `is_of_spark_4_0`.
+    # Spark 4.0 may write 2, with the same content.
     ROCKSDB_SNAPSHOT = "a RocksDB snapshot", {1, 2}
 
     def __init__(self, label: str, versions: set[int]) -> None:

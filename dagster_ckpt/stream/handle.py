@@ -127,6 +127,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
+        """List all, also abandoned and unfinished ones, oldest first."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))

@@ -35,7 +35,10 @@ HolderIsOver = Callable[[LeaseRecord], bool]
 
 @dataclass(frozen=True)
 class AcquiredLease:
-    """A lease. `predecessor` is the expired one, if its holder is not proven to have ended."""
+    """A lease. `predecessor` is the expired one, if its holder is not proven to have ended.
+
+    Every write carries `record`, and is refused once there is a higher token.
+    """
 
     record: LeaseRecord
     predecessor: LeaseRecord | None = None
@@ -60,7 +63,7 @@ def acquire(
 
     An expired lease is taken over at once if nothing shows that its holder is alive. A holder that lives on this
     machine gets the time of its lease again, because the catalog's clock may have jumped ahead. If `holder_is_over`
-    (its run is recorded as finished), this call waits for the lease to expire.
+    (its run is recorded as finished), this call waits for the lease to expire. The new token is higher than `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -233,6 +236,7 @@ class LeaseKeeper:
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
+        """Whether the query may still write; then the lease is not released."""
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 

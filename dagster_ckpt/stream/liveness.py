@@ -40,7 +40,7 @@ SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
 
-# Pid of a JVM that cannot be observed, such as that of a Spark Connect server.
+# Pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query outlives the process that starts it.
 UNSEEN_JVM = 0
 
 # Tolerance between a start time and the clock that dated a log entry.

@@ -4,8 +4,8 @@ Environments that share a folder by mistake, or a copied catalog, would delete e
 directories and every snapshot carry the id of their deployment, and a start writes only to the stream's folders or to
 an adopted directory.
 
-The query of an adopted directory may run until the stream's first start leaves its claim there. Until then, its
-snapshots are no recovery points: a restore would roll back that query's sinks.
+The query of an adopted directory may run until the stream's first start leaves its claim there, as only one deployment
+can. Until then, its snapshots are no recovery points: a restore would roll back that query's sinks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
     """Refuse an operation on another deployment's files, or on files that the catalog does not know.
 
-    Call it before anything is written, killed or fenced.
+    Call it before anything is written, killed or fenced. Without `start_from`, the state comes from elsewhere.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES

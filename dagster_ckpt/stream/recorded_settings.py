@@ -38,6 +38,7 @@ class RecordedSettings:
     Operators open the stream with these: default options could delete checkpoints that its own keep.
 
     Attributes:
+        storage: Without credentials.
         is_own_storage: The stream's own configuration names it, not the deployment's.
     """
 
@@ -58,6 +59,7 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
+        """Read plain data; CatalogError if it is unreadable."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(

@@ -80,7 +80,8 @@ def as_noted(stream: StreamHandle, snapshot: SnapshotRecord) -> Noted:
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
     """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
-    `prefer_checkpoint`: as Flink's `CompletedCheckpointStore.getLatestCheckpoint` before FLINK-20427.
+    `prefer_checkpoint`: the newest checkpoint, if any, as Flink's `CompletedCheckpointStore.getLatestCheckpoint` before
+    FLINK-20427.
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -161,6 +162,7 @@ def holding(
     ids = [hold.hold_id for hold in holds]
 
     def renew() -> None:
+        # If the holds expire while the catalog is unavailable, the reader fails with an error.
         catalog.holds.renew(ids, ttl_ms)
 
     try:

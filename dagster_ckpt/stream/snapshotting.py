@@ -101,7 +101,7 @@ _OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_rea
 
 
 def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The checkpoint, if usable, that an attempt may renew instead of writing the same position again."""
+    """The checkpoint that an attempt may renew instead of writing the same position again: a recovery can use it."""
     if base is None or base.kind != SnapshotKind.CHECKPOINT or base.verified_problem is not None:
         return None
     is_restorable = any(
@@ -297,7 +297,7 @@ def record_snapshot(
 
     If the connection breaks, the attempt is recorded as failed, which the catalog accepts only of an incomplete one,
     and read again. If the outcome stays unknown, or after a LeaseLostError, the bytes must stay, as in Flink after a
-    `PossibleInconsistentStateException`.
+    `PossibleInconsistentStateException`. `after_batch`: this execution has committed one.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

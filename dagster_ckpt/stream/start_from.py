@@ -38,7 +38,7 @@ class Beginning(StrEnum):
 class SourceMapping:
     """Which source of a query continues which source of its state, by names or else numbers.
 
-    `new` are sources that read what none has read before.
+    `continued` maps sources of the query to those of the state; `new` read what none has read before.
     """
 
     continued: Mapping[str, str] = field(default_factory=dict)

@@ -87,6 +87,7 @@ class CutOptions(TypedDict, total=False):
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
             would write its state again.
+        known: Without these facts, missing state may go unnoticed.
     """
 
     carry_in_flight: Required[bool]
@@ -266,6 +267,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
+    """Refuse if the commit vanished: other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(

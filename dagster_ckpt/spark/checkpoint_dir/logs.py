@@ -259,7 +259,6 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Parse an entry of a file source's or file sink's log."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]

@@ -79,6 +79,7 @@ class _Metadata(BaseModel):
 
 
 def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
+    """Read operators, without metadata of later batches."""
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:

@@ -4,8 +4,8 @@ A file source's offset only numbers an entry of its log, so these entries belong
 under which a sink may have the batch.
 
 A *fence* is an entry that Spark cannot read, for the first unplanned batch: Spark never replaces an entry, so the query
-ends ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>`, written first, shows it in listings. If
-the query was faster, the next batch is fenced.
+ends ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it
+means nothing without the entry: if the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations

@@ -173,7 +173,10 @@ def give_query_id(live: LiveDirectory, query_id: str) -> None:
 
 
 class Filler:
-    """Places the files of a snapshot in a new live directory: bytes from several threads, links from one only."""
+    """Places the files of a snapshot in a new live directory: bytes from several threads, links from one only.
+
+    With `logs_last`, the logs wait for `write_logs`.
+    """
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class Filler:
             yield chunk
 
     def write_logs(self) -> None:
-        """Write the offsets, then the commits, since a commit shows that a query has run here."""
+        """Write the offsets, then the commits, the newest last: a commit shows that a query has run here."""
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
@@ -320,7 +323,7 @@ def after_files(files: Iterable[SourceFile]) -> Position:
 
 
 def give_positions(live: LiveDirectory, continued: Mapping[str, str], new: Mapping[str, Position]) -> None:
-    """Let the next batch read other sources: those of `continued` and `new`.
+    """Let the next batch read other sources: those of `continued` and `new`, by number or name.
 
     The batch in flight was planned for the former sources: its rows are read again by those that continue.
 

@@ -88,6 +88,7 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
 
 
 def columns_of_query(query: StreamingQuery) -> Columns | None:
+    """Return the columns; None over Spark Connect, for `foreachBatch` and wide tables."""
     return seen_in(query, _columns_of)
 
 

@@ -76,7 +76,6 @@ class PlanDescription:
     revision: int = _REVISION
 
     def as_described_by(self, revision: int) -> PlanDescription:
-        """Return the plan as an earlier revision of this package described it."""
         if revision >= _REVISION:
             return self
         before_4 = _without_moving_numbers(self.operators)
@@ -201,6 +200,8 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
+    """Describe the plan; None over Spark Connect, or until it exists."""
+
     def described(execution: Any) -> PlanDescription:
         plan = execution.logicalPlan()
         return describe_plan(plan, execution.outputMode(), _as_executed(plan, execution.sparkSession()))
@@ -431,7 +432,6 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _time_zones(expression: Any) -> Iterator[str]:
-    """Yield the time zones on which an expression depends."""
     loader = expression.getClass().getClassLoader()
     replaced = loader.loadClass("org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable")
     to_visit = [expression]

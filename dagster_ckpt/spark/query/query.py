@@ -235,6 +235,7 @@ class QueryFacts:
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
+    """Start a query, replacing the writer's name and checkpoint location."""
     if is_described_query(writer):
         session = session_of(writer)
         refuse_unknown_state(live_directory, release_of(session.version))
@@ -381,6 +382,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def exception(self) -> str | None:
+        """Return the failure, if any, without secrets."""
         error = self._query.exception()
         if error is None:
             return None

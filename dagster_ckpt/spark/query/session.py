@@ -185,7 +185,7 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 
 @contextmanager
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
-    """Change settings for queries that start meanwhile, which keep them; messages name their `source`."""
+    """Change settings during the context, for queries that start in it and keep them; messages name their `source`."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
         _apply(spark, settings, source)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
+# VACUUM deletes the files of the oldest commits first.
 _COMMITS_LOOKED_AT = 200
 _FILES_LOOKED_AT = 200
 _SHOWN = 3

@@ -110,6 +110,7 @@ class CheckpointConfig:
         return self._asked.mode
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
+        """Set the guarantee after a restore."""
         return self._with(mode=MODE.member(checkpointing_mode))
 
     def get_checkpoint_interval(self) -> int:
@@ -121,6 +122,7 @@ class CheckpointConfig:
         return self._with(interval=checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
+        """Return the age in ms at which an attempt is aborted."""
         return self._asked.timeout
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int | timedelta) -> Self:
@@ -128,6 +130,7 @@ class CheckpointConfig:
         return self._with(timeout=checkpoint_timeout)
 
     def get_min_pause_between_checkpoints(self) -> int:
+        """Return the minimum time in ms from a completion to the next periodic attempt."""
         return self._asked.min_pause
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int | timedelta) -> Self:
@@ -142,6 +145,7 @@ class CheckpointConfig:
         return self._with(max_concurrent=max_concurrent_checkpoints)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
+        """Return whether the first failed checkpoint fails the stream."""
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
@@ -182,12 +186,14 @@ class CheckpointConfig:
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
+        """Return whether any checkpoint can outlive the stream."""
         return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
+        """Return the clean-up option as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
@@ -199,9 +205,11 @@ class CheckpointConfig:
         return self._with(unaligned=enabled)
 
     def disable_unaligned_checkpoints(self) -> Self:
+        """Take snapshots only between batches."""
         return self._with(unaligned=False)
 
     def get_alignment_timeout(self) -> Duration:
+        """Return how long an attempt waits for the batch boundary."""
         return Duration.of_millis(self._asked.alignment_timeout)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
@@ -229,6 +237,7 @@ class CheckpointConfig:
         return self._asked.retention_policy
 
     def set_retention_policy(self, retention: RetentionPolicy) -> Self:
+        """Set which completed checkpoints are kept, instead of a number."""
         return self._with(retention=retention)
 
     def get_trigger_policy(self) -> TriggerPolicy | None:
@@ -236,6 +245,7 @@ class CheckpointConfig:
         return self._asked.trigger_policy
 
     def set_trigger_policy(self, trigger: TriggerPolicy) -> Self:
+        """Set when the next periodic checkpoint is due, instead of an interval."""
         return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
@@ -254,6 +264,7 @@ class CheckpointConfig:
         return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
+        """Set the storage by its URL, as `set_checkpoint_storage` does."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:

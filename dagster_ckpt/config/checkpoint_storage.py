@@ -132,12 +132,14 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str | None:
+        """Return the URL as PyFlink writes it."""
         return None if self.checkpoint_location is None else str(self.checkpoint_location)
 
     def __str__(self) -> str:
         return f"JobManagerCheckpointStorage (checkpoints to JobManager) ( maxStateSize: {self.max_state_size})"
 
     def get_max_state_size(self) -> int:
+        """Return the size in bytes above which a snapshot is declined."""
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
@@ -201,6 +203,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str:
+        """Return the URL as PyFlink writes it."""
         return str(self.checkpoint_location)
 
     def __str__(self) -> str:

@@ -149,6 +149,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         return value
 
     def storage(self) -> CheckpointStorage:
+        """Return the storage as a plain value."""
         _refuse_fields_of_others(self, self.kind, _STORAGE_FIELDS)
         if self.kind is CheckpointStorageKind.CUSTOM:
             return CustomCheckpointStorage(self.factory, self.factory_settings)
@@ -168,6 +169,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
+        """Return defaults for a storage that a stream configures in code."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
@@ -248,6 +250,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def backend(self) -> StateBackend:
+        """Return the backend as a plain value."""
         _refuse_fields_of_others(self, self.kind, _BACKEND_FIELDS)
         if self.kind is StateBackendKind.HASHMAP:
             return HashMapStateBackend()

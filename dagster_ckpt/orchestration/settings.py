@@ -58,6 +58,7 @@ class UpgradeSettings(_UpgradeFields):
     """
 
     def upgrade_policy(self) -> UpgradePolicy:
+        """Return the settings as a policy."""
         return UpgradePolicy(**dict(self))
 
 
@@ -95,6 +96,7 @@ class CheckpointSettings(_Fields):
     """
 
     def checkpoint_config(self) -> CheckpointConfig:
+        """Return the settings as a `CheckpointConfig`."""
         options: dict[str, Any] = dict(self)
         if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -162,6 +164,7 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
+        """Return the settings as a strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -243,6 +246,7 @@ class StreamRunConfig(StartConfig):
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+        """Read an op's config, which may have further fields, or none at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})
 
 

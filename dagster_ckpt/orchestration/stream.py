@@ -220,6 +220,7 @@ class StreamSpec:
         )
 
     def tags_of_op(self) -> dict[str, Any]:
+        """Tags of the op, and of the runs of its start job."""
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:

@@ -74,12 +74,15 @@ class StreamTranslator:
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
+        """Return the name of a sensor, as `get_job_name` does."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
+        """Return the name of a schedule, as `get_job_name` does."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
+        """Return the key of the resource `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:

@@ -95,6 +95,7 @@ class RestartPolicy(Protocol):
 
 
 def restart_description(policy: object) -> str:
+    """Describe one of Flink's strategies in Flink's words, and another by its name."""
     describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
     return str(describe()) if callable(describe) else policy_name(policy)
 
@@ -436,20 +437,24 @@ class RestartStrategies:
 
     @staticmethod
     def no_restart() -> DecidingRestartStrategy:
+        """Never restart."""
         return NoRestartStrategyConfiguration()
 
     @staticmethod
     def fall_back_restart() -> RestartStrategyConfiguration:
+        """Let the deployment decide."""
         return FallbackRestartStrategyConfiguration()
 
     @staticmethod
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
+        """Restart a limited number of times, each after the same delay."""
         return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
     ) -> DecidingRestartStrategy:
+        """Restart unless an interval contains more failures than the rate allows."""
         return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
 
     @staticmethod

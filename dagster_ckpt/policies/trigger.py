@@ -117,6 +117,7 @@ class MinPause(_Rule):
         object.__setattr__(self, "pause_ms", PAUSE.checked(self.pause_ms))
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """Return when it is due; at once if no snapshot was completed yet."""
         if progress.last_completed_ms is None:
             return progress.started_ms
         return progress.last_completed_ms + PAUSE.checked(self.pause_ms)

@@ -94,6 +94,7 @@ class UpgradePolicy:
 
     @property
     def observes(self) -> bool:
+        """Whether code that works is observed until `rollback_after_ms` is over."""
         return self.rollback_if_restarted or self.rollback_if_unhealthy
 
     def __post_init__(self) -> None:

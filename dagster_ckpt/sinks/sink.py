@@ -98,6 +98,7 @@ class Replay:
 
     @property
     def back(self) -> RollBack:
+        """The roll-back that it amounts to for a sink without a log in a snapshot."""
         return RollBack(
             self.to_batch,
             query_id=self.query_id,
@@ -340,6 +341,7 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
+    """Call `sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -352,6 +354,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
+    """Call `sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

@@ -63,6 +63,8 @@ class TablePlan:
 
 
 class Step(StrEnum):
+    """What a start does to a table; REFUSE: the query is not started."""
+
     LEAVE = "LEAVE"
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"

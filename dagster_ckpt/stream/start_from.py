@@ -377,6 +377,7 @@ class StartFrom:
             raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
 
     def as_record(self) -> dict[str, str | bool | int]:
+        """Return `start_from` and the options that are set, for `from_record`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
@@ -405,6 +406,7 @@ class StartFrom:
 
     @property
     def of_state(self) -> StartFrom:
+        """Return a start from the latest state, rewritten or migrated likewise."""
         names = ("migrate_state", "bootstrap_state", "state_partitions")
         return StartFrom(**{name: getattr(self, name) for name in names})
 

@@ -34,6 +34,7 @@ class CheckpointStorageContract:
 
     @pytest.fixture
     def storage(self) -> CheckpointStorage:
+        """Return an empty storage: override this."""
         pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
 
     @pytest.fixture
@@ -41,6 +42,7 @@ class CheckpointStorageContract:
         return self.opened(storage)
 
     def opened(self, storage: CheckpointStorage) -> TrialStream:
+        """Return the storage as another process or thread opens it."""
         return TrialStream(open_store(storage, TRIAL_STREAM))
 
     # Configuration

@@ -156,6 +156,8 @@ _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch t
 
 @dataclass(frozen=True)
 class KafkaDelivery:
+    """How a semantic is implemented, with the actual guarantee as text."""
+
     semantic: Semantic
     effect: Effect
     writer_options: dict[str, str]

@@ -118,7 +118,7 @@ def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey])
     """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
     `AutomationCondition.eager()` considers an asset in progress until its run materializes it. A stream's run lasts for
-    weeks, and its checkpoints are runless events.
+    weeks, and its checkpoints are runless events, so nothing downstream would start.
     """
     for key in keys:
         event = dg.DagsterEvent(

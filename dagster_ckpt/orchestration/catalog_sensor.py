@@ -324,13 +324,14 @@ def _tick_report(
 
 
 class _NewestReport(NamedTuple):
-    """An asset's newest report: its sequence, and the deployment that made it (None: an older version)."""
+    """Its sequence, and the deployment that made it; None: an older version."""
 
     sequence: int
     by: str | None
 
 
 def _newest_reports(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, _NewestReport]:
+    """Read reports of assets whose newest materialization is by a catalog sensor."""
     found: dict[dg.AssetKey, _NewestReport] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
@@ -370,7 +371,10 @@ def _stored(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Return which of these events an interrupted tick, or one before a reset of the cursor, has reported."""
+    """Return which of these events an interrupted tick, or one before a reset of the cursor, has reported.
+
+    `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
+    """
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
     found: set[str] = set()

@@ -69,7 +69,7 @@ def in_child(
 class Spare(Generic[T]):
     """A child process that calls `prepare`, and `work` once this process takes it over.
 
-    It ends with this process, or once the function that `prepare` returned says that it is of no use any more.
+    It ends with this process, or once the result of `prepare` says that it is of no use.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
@@ -90,7 +90,7 @@ class Spare(Generic[T]):
         return bool(self._received)
 
     def how_it_ended(self) -> str | None:
-        """Return None while it lives; do not use it after its end."""
+        """Return how the process ended; None while it lives. Do not use it after its end."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
@@ -118,6 +118,7 @@ class Spare(Generic[T]):
 
 
 def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
+    """Return the child's pid, and the pipe that it writes to."""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
@@ -149,6 +150,7 @@ def _outcome(
         raise
     finally:
         os.close(reading)
+    # After any other end, the answer may be incomplete.
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         answered: Returned[T] | Raised = pickle.loads(answer.removeprefix(_READY))
         return answered
@@ -216,7 +218,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Write what the function returns or raises, and end this process without its parent's exit handlers."""
+    """Write the function's result or error, and end without the parent's exit handlers."""
     status = 1
     try:
         try:

@@ -92,7 +92,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """How the read batch is known: recorded by the asset, by Dagster as its input's data version, or not at all."""
+    """How the read batch is known: recorded by the asset, by Dagster as its input's data version, or only by time."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"
@@ -139,6 +139,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
+    """Return None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None

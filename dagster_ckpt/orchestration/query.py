@@ -68,7 +68,7 @@ def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
 def query_of(
     stream: Stream, defined: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]]:
-    """Provide the session of a stream's Spark resource, and its query as a function of any session."""
+    """Provide the session of a stream's Spark resource, and its query with a `config` as a function of a session."""
     describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
     with resources_of(stream, defined) as resources, dg.build_asset_context(asset_config=config) as context:
         given = {key: getattr(resources, key) for key in resource_keys(stream)}

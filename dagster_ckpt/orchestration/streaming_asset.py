@@ -361,7 +361,7 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Returns:
             How it ended well: its input was consumed, or it was stopped, with `savepoint` if any. None after a
-                `preflight`.
+            `preflight`.
 
         Raises:
             dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch

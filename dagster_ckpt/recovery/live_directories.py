@@ -313,6 +313,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
         made_at = name.partition("-")[0]
         if not entry.is_directory or not made_at.isdecimal():
             continue
+        # Unfinished and rewritten copies have the same name with a suffix.
         in_use = f"{name.partition('.')[0]}{_IN_USE}"
         if now_ms - max(int(made_at), _reported_at(folder, in_use)) > LEFT_AFTER_MS:
             folder.sibling(f"/{name}").delete()

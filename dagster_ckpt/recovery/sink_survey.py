@@ -433,7 +433,7 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """Forecast a sink that another stream wrote to last, for a query that starts from the beginning, or its fork.
+    """Forecast a sink that another stream wrote to last, if this one starts from the beginning or is its fork.
 
     The guard judges folders of files. Imports and adopted queries do not start from the beginning.
     """

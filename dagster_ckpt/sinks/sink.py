@@ -181,7 +181,6 @@ class AskedBatch:
     scratch: str
 
     def columns_of(self, rows: DataFrame) -> DataFrame:
-        """Select the batch's columns, without others that a table has."""
         return rows.select(*(quoted(name) for name in self.like.columns if name in rows.columns))
 
 
@@ -280,9 +279,14 @@ class Sink:
         Must not use a Spark session, since a thread that takes a snapshot asks.
 
         Args:
+            offset: The source's offset, as Spark logs it.
             own: All ids that the query of the writing stream has had, the present one last.
             options: Options of the source, in lower case.
+            rewound: Whether the writing stream ever went back.
             note: What a start noted beside the source's log: parts of the sink that it skipped.
+
+        Raises:
+            StorageAccessError: The sink cannot be reached.
         """
         return None
 
@@ -340,6 +344,7 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
+    """Call `sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -352,6 +357,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
+    """Call `sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

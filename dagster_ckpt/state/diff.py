@@ -119,6 +119,7 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
     from pyspark.sql import functions as F
 
     old, new = _marked(before, "b"), _marked(after, "a")
+    # Columns are prefixed, as both sides may read the same files.
     joined = old.join(new, _all_equal(before.identity), "full_outer")
     kinds = (old.schema[f"b_{VALUE}"].dataType, new.schema[f"a_{VALUE}"].dataType)
     values = [comparable(F.col(f"{side}_{VALUE}"), kind) for side, kind in zip("ba", kinds, strict=True)]

@@ -142,6 +142,8 @@ def edit_rows(
 ) -> EditedRows:
     """Edit the state after the newest batch of a directory, in a new directory, which is deleted on any error.
 
+    The last of the `edits` decides about a row.
+
     Raises:
         StateRewriteError: An edit does not fit the state, or something else changed.
         UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.
@@ -153,6 +155,7 @@ def edit_rows(
         return _edit_elsewhere(other, spark, state, target, edits, watch=watch, report=report)
     with readable(source, watch) as described:
         before = StateReader(spark, described, state.batch_id)
+        # Check all edits before the first is carried out.
         planned = [plan_edit(edit, before) for edit in edits]
 
         def change(store: StateStoreName, rows: DataFrame) -> DataFrame:

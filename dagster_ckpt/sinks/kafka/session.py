@@ -294,7 +294,7 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """Return the newest committed marker without waiting for a transaction that is open, perhaps of a dead process."""
+    """Return the newest committed marker, without waiting for a transaction, perhaps of a dead process."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
@@ -423,6 +423,7 @@ def is_fenced(error: Exception) -> bool:
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
+    """Describe an error; `writer` is None for a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "

@@ -169,6 +169,7 @@ class WrittenTopic:
 
 
 def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int] | None = None) -> WrittenTopic:
+    """Read what was recorded for a stream's query ids (`own`); default: all partitions."""
     if partitions is None:
         partitions = list(_stable_ends(place))
     commits = _commits(place, sorted({0, *partitions}), are_stable=True)
@@ -342,6 +343,7 @@ def _settings(place: KafkaPlace) -> dict[str, Any]:
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
+    # As `Transactions.id_of` names it.
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

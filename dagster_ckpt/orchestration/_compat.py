@@ -53,7 +53,7 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """Read all checks in one query; Dagster's public method reads one at a time."""
+    """Read all checks in one query, unlike Dagster's public method."""
     if not keys:
         return {}
     found = {}

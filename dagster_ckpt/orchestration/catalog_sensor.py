@@ -371,7 +371,7 @@ def _stored(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Return which of these events an interrupted tick, or one before a reset of the cursor, has reported.
+    """Return which events an interrupted tick, or one before a reset of the cursor, has reported.
 
     `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
     """

@@ -118,7 +118,6 @@ class Spare(Generic[T]):
 
 
 def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
-    """Return the child's pid, and the pipe that it writes to."""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()

@@ -165,7 +165,7 @@ def batch_inputs_of(context: OpExecutionContext, catalog: Catalog, keys: Sequenc
 def batch_inputs(
     graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey], streams: Mapping[str, str]
 ) -> list[BatchInput]:
-    """Find batch assets that a stream reads and that are built from other streams (`streams`: ids by asset key)."""
+    """Find batch assets that a stream reads and other streams feed (`streams`: ids by asset key)."""
     found: dict[BatchInput, None] = {}
     for parent in sorted({parent for key in keys if graph.has(key) for parent in graph.get(key).parent_keys}):
         seen, ahead = set(keys), [parent]

@@ -82,7 +82,7 @@ def query_of(
 def check_definitions(
     stream: str, definitions: dg.Definitions, *, start_from: str | StartFrom = "latest"
 ) -> CompatibilityReport:
-    """Run `Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
+    """Run `Client.check` with a code location's code and resources; `stream` is an id or asset key."""
     found = find_stream(streams_of(definitions), stream)
     with resources_of(found, definitions.resources or {}) as resources:
         return check_stream(found, resources, start_from=start_from)

@@ -193,7 +193,6 @@ class RunWatch:
         return self._reason
 
     def should_stop(self) -> bool:
-        """Whether to stop; cheap enough for several calls a second."""
         if self._reason is None:
             self._reason = self._look()
         return self._reason is not None

@@ -251,7 +251,7 @@ _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """Make a launchpad of only the options of one op; Dagster's also shows all defaults and the config of resources.
+    """Make a launchpad of one op's options; Dagster's also shows all defaults and the config of resources.
 
     `stream_ids` are the choices in the fields that name a stream.
     """

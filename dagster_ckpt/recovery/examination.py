@@ -67,7 +67,7 @@ def diagnose_live_directory(
 ) -> Diagnosis:
     """Diagnose a live directory, or a copy, with all that the catalog knows of its content.
 
-    `deep` also reads every state file that a resume needs, which costs as much as loading the state.
+    `deep` also reads every state file that a resume needs, at the cost of loading the state.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)

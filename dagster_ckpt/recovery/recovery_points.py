@@ -170,7 +170,7 @@ def choose_snapshot(
 ) -> SnapshotChoice:
     """Choose the newest snapshot without `problems`, which is called from the newest on.
 
-    One after `newest_batch`, the newest batch known to be committed, belongs to another history.
+    One after `newest_batch`, the newest known commit, belongs to another history.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):

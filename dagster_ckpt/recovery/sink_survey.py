@@ -401,7 +401,7 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """Forecast tables and topics that lack batches from before the start: of `output`, or else those written last."""
+    """Forecast tables and topics that lack batches from before the start: of `output`, or those written last."""
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
     if aim.batch_id < 0 or aim.is_unfinished or aim.start not in (Start.RESUME, Start.TO_SNAPSHOT, Start.TO_BATCH):

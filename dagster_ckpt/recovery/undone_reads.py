@@ -213,7 +213,7 @@ def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]
 
 
 def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
-    """Return the first of the snapshots, newest first, that the next start can use if a stream upstream went back."""
+    """Return the first snapshot, newest first, that the next start can use if a stream upstream went back."""
     if not snapshots or not reads_in(snapshots[0].properties):
         return None
     reader = Reader.of(catalog, catalog.streams.get(stream_id))

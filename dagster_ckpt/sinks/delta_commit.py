@@ -89,7 +89,7 @@ def table_id(session: SparkSession, folder: str) -> str:
 def last_of_read(session: SparkSession, folder: str, version: int, unread: Sequence[str]) -> int | None:
     """Return the index of the last file before the `unread` ones, for a source that reads a version as a whole.
 
-    It reads files by time, then name (`DeltaSourceSnapshot`). None if the `unread` files are not the last ones.
+    It reads files by time, then name (`DeltaSourceSnapshot`). None if the `unread` ones are not the last.
     """
     from pyspark.sql import functions as F
 

@@ -355,7 +355,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """A log that can be rebuilt up to `batch_id`; `unknown` are later batches whose files nothing lists."""
+    """A log rebuilt up to `batch_id`; nothing lists the files of the `unknown` later batches."""
 
     folder: str
     entries: tuple[SinkEntry, ...]

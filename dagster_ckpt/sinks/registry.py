@@ -138,7 +138,6 @@ def _identity(kind: type[Sink]) -> tuple[str, str]:
 
 
 def sink_of(name: str) -> Sink:
-    """Return the sink of Spark's name for it; an unknown one is a plain `Sink`."""
     found = (kind.of(name) for kind in (*_registered, *_BUILT_IN))
     return next((sink for sink in found if sink is not None), Sink(name))
 

@@ -182,7 +182,7 @@ def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """Convert a column to a type that can be compared and hashed, unlike maps, intervals and variants."""
+    """Convert maps, intervals and variants to types that can be compared and hashed."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 

@@ -320,7 +320,7 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """Keep the rows that do not meet the condition, for which it is null or false."""
+    """Keep the rows for which the condition is null or false."""
     from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)

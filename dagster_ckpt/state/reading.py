@@ -224,7 +224,6 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
 
 
 def require_state_reader(spark: SparkSession) -> SparkRelease:
-    """Refuse a release that cannot read state, and prepare the application for it."""
     release = release_of(spark.version)
     release.require(Feature.STATE_READER, "Reading state")
     # Starts the coordinator of state stores, without which none can be loaded.

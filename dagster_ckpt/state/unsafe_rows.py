@@ -91,7 +91,6 @@ def plain(column: Column, kind: DataType) -> Column:
 
 
 def encoder(schema: DataType, where: str) -> Any:
-    """Return a UDF that encodes a struct of this type, converted by `plain`."""
     from pyspark.sql import functions as F
 
     _, types = encoded_type(schema, where)

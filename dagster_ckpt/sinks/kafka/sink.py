@@ -317,7 +317,7 @@ def consumer_groups(place: KafkaPlace) -> list[str]:
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:
-    """Return the id, which changes if the topic is re-created; None without the client or with Kafka before 2.8."""
+    """Return the id, which a re-created topic changes; None without the client or with Kafka before 2.8."""
     try:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
         from confluent_kafka.admin import AdminClient

@@ -331,7 +331,6 @@ class _NewestReport(NamedTuple):
 
 
 def _newest_reports(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, _NewestReport]:
-    """Read reports of assets whose newest materialization is by a catalog sensor."""
     found: dict[dg.AssetKey, _NewestReport] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization

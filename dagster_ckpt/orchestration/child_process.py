@@ -275,7 +275,7 @@ class Standby(Generic[T]):
         self._due_s = clock() + DELAY_S
 
     def tend(self) -> None:
-        """Start a spare if it is time, and report that it is ready or has ended."""
+        """Start a spare if it is time; report that it is ready or has ended."""
         if self._spare is None:
             if self._start is not None and self._clock() >= self._due_s:
                 self._spare, self._is_reported = self._started(self._start), False

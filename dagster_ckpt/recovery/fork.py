@@ -77,7 +77,7 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Fork a stream into another one, whose next start from `latest` continues there; arguments as of `Client.fork`."""
+    """Fork a stream into another one, whose next start continues there; arguments as of `Client.fork`."""
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     facts = recovery_facts(original, start_from, predecessor_ended=True)

@@ -69,7 +69,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete live directories that earlier starts left, but none of a successor, which has a higher token.
+    """Delete live directories of earlier starts, but none of a successor, which has a higher token.
 
     The previous one stays while fenced, or a query that still runs there would plan batches.
     """

@@ -71,7 +71,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a start does with sinks; those of `to_settle` are checked for the batch in flight if the query continues."""
+    """What a start does with sinks; those of `to_settle` are checked for the batch in flight."""
 
     aim: Aim
     judgements: tuple[Judgement, ...]

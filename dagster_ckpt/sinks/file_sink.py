@@ -82,7 +82,7 @@ class Leftovers:
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
         now_ms: By the clock that dates the files, if any.
-        batch_folders: Folders to which a batch job has written, relative to the sink (".").
+        batch_folders: Folders to which a batch job has written, relative to the sink, which is ".".
     """
 
     files: tuple[PartFile, ...]

@@ -344,7 +344,6 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """Call `sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -357,7 +356,6 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """Call `sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

@@ -107,7 +107,7 @@ class StateFrame:
 
     @property
     def key_fields(self) -> tuple[str, ...]:
-        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
+        """Names of the key's fields; those of a join are `field0`, `field1` and so on."""
         from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType

@@ -237,7 +237,7 @@ def positions_in(text: str) -> list[Position]:
 
 
 def begins_of_batches(of_writers: Iterable[Sequence[Position]]) -> list[Position]:
-    """Return the lowest position of each batch in one partition, in the order of writing."""
+    """Return the lowest position of each batch in one partition, in order of writing."""
     lowest: dict[tuple[tuple[int, int], int], Position] = {}
     for positions in of_writers:
         for each in positions:

@@ -423,7 +423,6 @@ def is_fenced(error: Exception) -> bool:
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
-    """Describe an error; `writer` is None for a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "

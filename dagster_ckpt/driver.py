@@ -184,6 +184,7 @@ def _run_once(
     is_spare: bool,
     has_waited: bool,
 ) -> StreamExecution | None:
+    """Return None if another process was faster than this spare."""
     order = start_order(stream.catalog, stream.stream_id, otherwise=otherwise, has_waited=has_waited)
     query = QueryToStart(describe)
     to_run = StreamToRun(

@@ -43,6 +43,7 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
+    # Errors of canceled tasks come last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]
@@ -62,7 +63,10 @@ def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
 
 
 class FileVersion(NamedTuple):
-    """`token` is device, inode and modification time, or an object store's entity tag or generation, if known."""
+    """Changes when another file replaces a file.
+
+    `token` is device, inode and modification time, or an object store's entity tag or generation, if known.
+    """
 
     size: int
     token: str | None
@@ -238,7 +242,7 @@ class FileIO(ABC):
         """Delete a file if it exists. Until its directory is flushed, a power failure may bring it back."""
 
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
-        """Delete an empty directory of a local disk; fsspec's file systems may delete its content too."""
+        """Delete an empty directory of a local disk only: fsspec's file systems may delete its content too."""
         return
 
     def delete_all(self) -> None:
@@ -263,7 +267,7 @@ class FileIO(ABC):
         return
 
     def clock_ms(self, probe: str) -> int | None:
-        """Return the storage's time, in ms since the epoch, by writing a file `probe`; None if it dates no files."""
+        """Return the storage's time in ms since the epoch, from a temporary file `probe`; None if it dates none."""
         self.write(probe, [b"dagster_ckpt"])
         try:
             with contextlib.suppress(FileNotFoundError):

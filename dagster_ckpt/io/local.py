@@ -131,7 +131,7 @@ if _SYNC_FILE_RANGE is not None:
 
 # linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
-# Start write-back after each of these; for smaller files the hint may block and gains nothing.
+# Start write-back each time this many bytes are written; for smaller files the hint may block and gains nothing.
 _BEGIN_BYTES = 8 * 1024 * 1024
 _PIECES_OF_A_CALL = 1024
 

@@ -53,7 +53,7 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """Read all checks in one query; Dagster's public method reads one at a time."""
+    """Read all checks in one query, unlike Dagster's public method."""
     if not keys:
         return {}
     found = {}
@@ -118,7 +118,7 @@ def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey])
     """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
     `AutomationCondition.eager()` considers an asset in progress until its run materializes it. A stream's run lasts for
-    weeks, and its checkpoints are runless events.
+    weeks, and its checkpoints are runless events, so nothing downstream would start.
     """
     for key in keys:
         event = dg.DagsterEvent(

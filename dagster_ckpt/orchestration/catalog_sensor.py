@@ -324,7 +324,7 @@ def _tick_report(
 
 
 class _NewestReport(NamedTuple):
-    """An asset's newest report: its sequence, and the deployment that made it (None: an older version)."""
+    """Its sequence, and the deployment that made it; None: an older version."""
 
     sequence: int
     by: str | None
@@ -370,7 +370,10 @@ def _stored(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Return which of these events an interrupted tick, or one before a reset of the cursor, has reported."""
+    """Return which events an interrupted tick, or one before a reset of the cursor, has reported.
+
+    `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
+    """
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
     found: set[str] = set()

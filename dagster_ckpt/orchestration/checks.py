@@ -23,7 +23,7 @@ _NO_TROUBLE = (Verdict.PASS.value, Verdict.UNKNOWN.value)
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
 
-# Adds facts, such as the earliest offsets of topics.
+# Adds facts from outside the catalog, such as the earliest offsets of topics.
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
@@ -118,7 +118,7 @@ def build_health_sensor(
                 each
                 for each in evaluations
                 if _is_news(each, before[each.asset_check_key], oldest_s)
-                # Before the first start, checks stay "not evaluated".
+                # Before the first start, checks stay "not evaluated": neither green nor a warning.
                 and (was_started or by or each.metadata[VERDICT_KEY].value not in _NO_TROUBLE)
             ]
         after = begin + len(evaluated)
@@ -176,6 +176,7 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
+    """Yield each stream, its findings, and whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:

@@ -69,7 +69,7 @@ def in_child(
 class Spare(Generic[T]):
     """A child process that calls `prepare`, and `work` once this process takes it over.
 
-    It ends with this process, or once the function that `prepare` returned says that it is of no use any more.
+    It ends with this process, or once the result of `prepare` says that it is of no use.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
@@ -90,7 +90,7 @@ class Spare(Generic[T]):
         return bool(self._received)
 
     def how_it_ended(self) -> str | None:
-        """Return None while it lives; do not use it after its end."""
+        """Return how the process ended; None while it lives. Do not use it after its end."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
@@ -149,6 +149,7 @@ def _outcome(
         raise
     finally:
         os.close(reading)
+    # After any other end, the answer may be incomplete.
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         answered: Returned[T] | Raised = pickle.loads(answer.removeprefix(_READY))
         return answered
@@ -216,7 +217,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Write what the function returns or raises, and end this process without its parent's exit handlers."""
+    """Write the function's result or error, and end without the parent's exit handlers."""
     status = 1
     try:
         try:
@@ -274,7 +275,7 @@ class Standby(Generic[T]):
         self._due_s = clock() + DELAY_S
 
     def tend(self) -> None:
-        """Start a spare if it is time, and report that it is ready or has ended."""
+        """Start a spare if it is time; report that it is ready or has ended."""
         if self._spare is None:
             if self._start is not None and self._clock() >= self._due_s:
                 self._spare, self._is_reported = self._started(self._start), False

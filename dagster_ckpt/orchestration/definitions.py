@@ -60,7 +60,8 @@ def stream_definitions(
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
             reports.
         operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without a translator's
-            prefix; default: all. Those that sensors and savepoint schedules launch are always defined.
+            prefix; default: all. Those that sensors and savepoint schedules launch are always defined;
+            the schedule that verifies snapshots is, if its job is.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

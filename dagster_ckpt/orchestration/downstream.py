@@ -92,7 +92,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """How the read batch is known: recorded by the asset, by Dagster as its input's data version, or not at all."""
+    """How the read batch is known: recorded by the asset, by Dagster as its input's data version, or only by time."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"
@@ -139,6 +139,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
+    """Return None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None
@@ -164,7 +165,7 @@ def batch_inputs_of(context: OpExecutionContext, catalog: Catalog, keys: Sequenc
 def batch_inputs(
     graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey], streams: Mapping[str, str]
 ) -> list[BatchInput]:
-    """Find batch assets that a stream reads and that are built from other streams (`streams`: ids by asset key)."""
+    """Find batch assets that a stream reads and other streams feed (`streams`: ids by asset key)."""
     found: dict[BatchInput, None] = {}
     for parent in sorted({parent for key in keys if graph.has(key) for parent in graph.get(key).parent_keys}):
         seen, ahead = set(keys), [parent]

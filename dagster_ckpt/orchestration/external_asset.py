@@ -136,7 +136,8 @@ def run_driver(
     """Launch the driver of a stream, or find it, and follow it.
 
     Raises:
-        dagster.Failure: It did not start its query, the stream failed or was canceled, or this run was asked to stop.
+        dagster.Failure: It did not start its query, the stream failed or was canceled, or this run was asked to stop
+            and leaves the driver running.
     """
     with capture_interrupts():
         # A run from the asset's page has no tags yet.
@@ -214,6 +215,7 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
+    """Submit the run's start request, which the supervisor sensor leaves to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)

@@ -63,9 +63,9 @@ def materialization(
     *,
     deployment: str | None = None,
 ) -> dg.AssetMaterialization:
-    """Make a materialization of a snapshot, or of its event if the snapshot's row cannot be read.
+    """Make a materialization of a snapshot, or of its event if its row cannot be read.
 
-    `tally` has the checkpoints since the previous report, including this one.
+    `tally` has the checkpoints since the previous report, with this one.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")

@@ -38,6 +38,8 @@ _CLAIMED_EACH_MS = 60_000
 
 @dataclass(frozen=True)
 class ObservedEnd:
+    """An unsettled execution whose run is over; its death is recorded."""
+
     stream: Stream
     execution: ExecutionRecord
     recorded: RecordedEnd
@@ -54,7 +56,7 @@ def undefined_streams(
 ) -> list[str]:
     """Report streams that this code location has started and not defined for a minute, and set alerts.
 
-    Nothing restarts such a stream, and a definition under another name would start empty.
+    Nothing restarts them, and a definition under another name would start empty.
     """
     claims.renew(instance, catalog.deployment_id, streams, location)
     runs = catalog.executions.unsettled_runs()
@@ -85,6 +87,7 @@ def undefined_streams(
             f"dagster-ckpt retire {stream_id}"
         )
         messages.append(f"{stream_id}: {message}")
+        # Otherwise it is unknown whose stream it is.
         if location is not None and origin is not None:
             row = rows.get(stream_id) or catalog.desired_states.ensure(stream_id, origin="the supervisor sensor")
             if row.alert is None:
@@ -105,7 +108,7 @@ def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
 def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
-    """Find ended executions, and record the death of processes that could not record it themselves."""
+    """Find ended executions, and record deaths that processes could not record."""
     unsettled = {run_id for stream_id, run_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Nearly all runs are in progress, so read only ids first.
     over = unsettled - unfinished_runs(instance, unsettled)
@@ -178,7 +181,7 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
 def recorded_external_end(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
-    """Return how an execution ended that outlives its run. The run's end matters only if it was canceled."""
+    """Return how an execution that outlives its run ended; the run matters only if it was canceled."""
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
@@ -186,7 +189,7 @@ def recorded_external_end(
 
 
 class Silences:
-    """How long runs or streams have shown no sign of life by this process's clock: clocks of machines may differ."""
+    """How long runs or streams have been silent by this process's clock, as clocks of machines differ."""
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
         self._clock = clock
@@ -257,7 +260,7 @@ def report_lost_runs(
     quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
-        # The status may have changed since the first query.
+        # The status may have changed since the first query, and no end must be recorded twice.
         if not _is_watched(run, stream_ids, deployment_id) or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)

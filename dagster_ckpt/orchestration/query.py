@@ -68,7 +68,7 @@ def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
 def query_of(
     stream: Stream, defined: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]]:
-    """Provide the session of a stream's Spark resource, and its query as a function of any session."""
+    """Provide the session of a stream's Spark resource, and its query with a `config` as a function of a session."""
     describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
     with resources_of(stream, defined) as resources, dg.build_asset_context(asset_config=config) as context:
         given = {key: getattr(resources, key) for key in resource_keys(stream)}
@@ -82,7 +82,7 @@ def query_of(
 def check_definitions(
     stream: str, definitions: dg.Definitions, *, start_from: str | StartFrom = "latest"
 ) -> CompatibilityReport:
-    """Run `Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
+    """Run `Client.check` with a code location's code and resources; `stream` is an id or asset key."""
     found = find_stream(streams_of(definitions), stream)
     with resources_of(found, definitions.resources or {}) as resources:
         return check_stream(found, resources, start_from=start_from)

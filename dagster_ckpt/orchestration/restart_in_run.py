@@ -54,10 +54,10 @@ _LOOK_S = 0.1
 
 
 def can_restart_in_run(context: StepContext) -> bool:
-    """Whether this is the process that a launcher started for the run, on Linux, and Spark is not started in it."""
+    """Whether a launcher started this process for the run, on Linux, and Spark is not started in it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return False
-    # A notebook or test that executes a job itself wants the session.
+    # A notebook or test that executes a job itself wants the session; its run has no origin.
     worker = worker_of(context.instance, context.run.run_id)
     if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
         return False

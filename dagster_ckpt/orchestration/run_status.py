@@ -78,6 +78,7 @@ def canceled_by_user(context: StepContext) -> dg.DagsterRunStatus | None:
 
 
 def report_canceling(context: StepContext, reason: str) -> None:
+    """Let the run end as canceled, unless others run in it and would be canceled, too."""
     if not goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
         context.instance.report_run_canceling(context.run, message=reason)
 

@@ -255,7 +255,10 @@ _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """Make a launchpad of only the options of one op; Dagster's also shows all defaults and the config of resources."""
+    """Make a launchpad of one op's options; Dagster's also shows all defaults and the config of resources.
+
+    `stream_ids` are the choices in the fields that name a stream.
+    """
     assert op.config_field is not None, f"{op.name} has no config"
     fields: Mapping[str, Any] = op.config_field.config_type.fields  # type: ignore[attr-defined]
     shown = {name: _shown(field) for name, field in fields.items()}
@@ -270,7 +273,7 @@ def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) ->
 
 
 def _shown(field: Any) -> dg.Field:
-    """Copy a field without its default, which the op knows and the launchpad would fill in."""
+    """Copy a field without its default, which the launchpad would fill in."""
     return dg.Field(field.config_type, is_required=field.is_required, description=_shown_description(field))
 
 
@@ -349,7 +352,7 @@ def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
 def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
-    """Return the config given to this run, or recorded by the one that it continues, and record it for the next."""
+    """Return the run's config, given or recorded by the run that it continues, and record it."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
         given = {**given, **_recorded_config(context.instance, stream_id, catalog)}

@@ -302,6 +302,7 @@ class StreamingAsset(Stream):
     function: Callable[..., DataStreamWriter] | None = field(default=None, compare=False, repr=False)
 
     def __call__(self, *given: Any, **named: Any) -> DataStreamWriter:
+        """Call the decorated function with plain arguments; starts nothing."""
         if self.function is None:
             raise OptionError(
                 f"Stream {self.stream_id!r} cannot be called: its query is described by an asset, op, program or YAML "
@@ -384,6 +385,7 @@ class _AssetsOfStream(KeysAssetSelection):
 def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
+        # The health sensor evaluates the checks.
         selection=_AssetsOfStream(selected_keys=sorted(asset.keys)).without_checks(),
         config=launchpad(asset.op.name, asset.op),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",

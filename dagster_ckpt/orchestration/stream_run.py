@@ -291,7 +291,7 @@ class _Step:
         return run_is_over(self.context.instance, lease.run_id)
 
     def _start_from(self, config: StreamRunConfig) -> StartFrom:
-        """Return where to start; a restart in this run, or a retry of one that had started, does not rewind again."""
+        """Return where to start; a restart in this run, or a retry of a started one, does not rewind again."""
         tags = self.context.run.tags
         before: set[str | None] = {self.context.run.run_id}
         if RETRY_NUMBER_TAG in tags:

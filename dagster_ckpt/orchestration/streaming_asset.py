@@ -79,7 +79,7 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 def parts_of(
     function: str, options: Mapping[str, Any], translator: StreamTranslator
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str, str | None], dg.AssetSpec]]:
-    """Return functions that make the stream from its id, and the asset's spec from its name and description."""
+    """Return makers of the stream from its id, and of the asset's spec from its name and description."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
@@ -361,7 +361,7 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Returns:
             How it ended well: its input was consumed, or it was stopped, with `savepoint` if any. None after a
-                `preflight`.
+            `preflight`.
 
         Raises:
             dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch

@@ -63,6 +63,7 @@ from dagster_ckpt.values.modes import TerminalState
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
+# A run key has the number of the attempt before the deployment.
 _RUN_KEY_TAG = "dagster/run_key"
 _ATTEMPT_IN_KEY = re.compile(r"[-/](\d+)@")
 
@@ -145,6 +146,8 @@ def build_supervisor_sensor(
 
 @dataclass(frozen=True)
 class SupervisorTick:
+    """One evaluation; `starting` are streams that a run under way is about to start."""
+
     instance: dg.DagsterInstance
     catalog: Catalog
     streams: Mapping[str, Stream]
@@ -158,7 +161,7 @@ class SupervisorTick:
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
         """Take one step with each managed stream that is not in its desired state.
 
-        Returns the runs of long steps, and the streams that the restart strategy must not start now.
+        Returns runs of long steps, and streams that the restart strategy must not start now.
         """
         rows = self.catalog.desired_states.all()
         managed = {
@@ -239,6 +242,7 @@ class SupervisorTick:
             try:
                 request = self._after(end)
             except CkptError as error:
+                # One stream must not block the others.
                 self.alerts.append(f"{end.execution.stream_id}: no action: {error}")
                 continue
             if request is not None:
@@ -279,6 +283,7 @@ class SupervisorTick:
         return None
 
     def _has_a_launcher(self, request: RequestRecord) -> bool:
+        """Whether a run in progress submitted this request and launches the driver itself."""
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
 
@@ -405,7 +410,7 @@ def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
 
 
 def describe_slots(slots: RunSlots | None, streams: int) -> str | None:
-    """Say what to change in dagster.yaml unless that many streams fit in, with a slot to spare for a restart."""
+    """Say what to change in dagster.yaml unless so many streams fit in, with a slot for a restart."""
     if slots is None:
         return None
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}

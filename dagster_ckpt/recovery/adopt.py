@@ -1,6 +1,6 @@
 """Adopting: a stream continues the query of a checkpoint directory of plain Spark, with its id and sinks.
 
-See "An adopted directory" in docs/internals.md.
+It only reads: the query may run until the next start fences it. See "An adopted directory" in docs/internals.md.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
+    """An adoption; without a `snapshot`, a dry run of one."""
+
     stream_id: str
     found: CheckpointDescription
     diagnosis: Diagnosis
@@ -171,7 +173,7 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, given: str | None = None, *, origin: str) -> list[str]:
-    """Drop an adoption that no start has taken over, with its snapshots, and return messages; may be repeated."""
+    """Drop an adoption that no start has taken over, with its snapshots; return messages. Repeatable."""
     catalog = stream.catalog
     adopted = _adopting(catalog.streams.get(stream.stream_id))
     if given is not None and not same_folder(given, adopted):

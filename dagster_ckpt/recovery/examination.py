@@ -1,6 +1,7 @@
 """Examines recovery points: damage is found by reading them, never inferred from an error message.
 
-Doctor, previews, preflights and starts agree because all examine live directories here.
+Doctor, previews, preflights and starts agree because all examine live directories here. A failed start skips no intact
+point, as the cause is elsewhere.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def diagnose_live_directory(
 ) -> Diagnosis:
     """Diagnose a live directory, or a copy, with all that the catalog knows of its content.
 
-    `deep` also reads every state file that a resume needs, which costs as much as loading the state.
+    `deep` also reads every state file that a resume needs, at the cost of loading the state.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
@@ -150,7 +151,7 @@ def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
 
 
 class Examiner:
-    """Examines points, and remembers an intact live directory, which its start need not read again."""
+    """Examines points, and remembers an intact live directory, which the start does not read again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
@@ -279,7 +280,7 @@ _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|S
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether its recovery point may have made a start fail."""
+    """Whether a start may have failed because of its recovery point."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
@@ -297,9 +298,9 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
-    """Return why a snapshot cannot be restored: data objects that are too short, or missing files of a resume.
+    """Return why a snapshot cannot be restored: short data objects, or missing files of a resume.
 
-    `deep` also compares the data objects with their digests.
+    `deep` also compares the digests of data objects.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)

@@ -77,7 +77,7 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Fork a stream into another one, whose next start from `latest` continues there; arguments as of `Client.fork`."""
+    """Fork a stream into another one, whose next start continues there; arguments as of `Client.fork`."""
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     facts = recovery_facts(original, start_from, predecessor_ended=True)
@@ -238,7 +238,7 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy rows of other folders up to a batch, with `may_link` by hard links; may be repeated."""
+    """Copy rows of other folders up to a batch, with `may_link` by hard links on one disk; may be repeated."""
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -270,7 +270,7 @@ _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """`old` is the place in the sink's name, if any; `new` replaces it."""
+    """A sink of the snapshot; `new` replaces the place `old` in its name, if that has one."""
 
     name: str
     old: str | None

@@ -69,7 +69,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete live directories that earlier starts left, but none of a successor, which has a higher token.
+    """Delete live directories of earlier starts, but none of a successor, which has a higher token.
 
     The previous one stays while fenced, or a query that still runs there would plan batches.
     """
@@ -313,6 +313,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
         made_at = name.partition("-")[0]
         if not entry.is_directory or not made_at.isdecimal():
             continue
+        # Unfinished and rewritten copies have the same name with a suffix.
         in_use = f"{name.partition('.')[0]}{_IN_USE}"
         if now_ms - max(int(made_at), _reported_at(folder, in_use)) > LEFT_AFTER_MS:
             folder.sibling(f"/{name}").delete()

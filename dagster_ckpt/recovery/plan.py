@@ -138,7 +138,7 @@ class Clone(_Continue):
 
 @dataclass(frozen=True)
 class MappedSources:
-    """`positions` is where each new source begins, once the sources were asked."""
+    """A change of sources; `positions`: where each new one begins, once the sources were asked."""
 
     mapping: SourceMapping
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -299,10 +299,10 @@ class RecoveryFacts:
         retained: Batches that the live directory can be rewound to, ascending, if the start names one.
         ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
         is_automatic: No user requested this start, so snapshots known to be broken are not tried.
-            depth: How many points besides the live directory count; None: all.
+        depth: How many points besides the live directory count; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
-            without_input: What is gone, by each point that would read it.
-            damaged_logs: Logs of file sinks that only a snapshot brings back.
+        without_input: What is gone, by each point that would read it.
+        damaged_logs: Logs of file sinks that only a snapshot brings back.
     """
 
     stream: StreamRecord

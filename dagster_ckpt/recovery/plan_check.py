@@ -235,7 +235,7 @@ def check_plan(
 ) -> tuple[str, ...]:
     """Refuse a start whose code reads the state differently, unless accepted; return a message for each change.
 
-    Acceptance is stored: it holds for restarts of a start that fails before it is recorded.
+    Acceptance is stored for restarts of a start that fails before it is recorded.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)

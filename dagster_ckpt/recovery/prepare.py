@@ -45,6 +45,7 @@ class PreparedStart:
 
     Attributes:
         may_repeat: Names of sinks that this process cannot roll back.
+        began: Positions in the live directory just before the query started.
         proves: Id of the snapshot from whose bytes alone the live directory was restored.
     """
 
@@ -152,6 +153,7 @@ class _Preparation:
     def _continue(self, plan: Resume | Clone, current: str, building: Building) -> PreparedStart:
         started_ms, live = monotonic_ms(), building.live
         if isinstance(plan, Resume):
+            # Read in place, as its last writer has ended.
             building.rewrite(LiveDirectory(current))
         else:
             self._clone(current, building)
@@ -289,7 +291,7 @@ class _Preparation:
             else:
                 self._clone(record.live_directory, building)
             if isinstance(record.pending_restore, Forked):
-                # A restore rolls its sinks back anyway.
+                # It may have been killed in its first batch. A restore rolls its sinks back anyway.
                 building.check_in_flight(self.sinks.to_settle, roll_back_tables=self.stream.options.roll_back_tables)
             origin = StateOrigin.of_directory(record.live_directory, live.positions().commit, record.origin)
         return self.stream.catalog.streams.switch_live_directory(
@@ -308,7 +310,7 @@ class _Preparation:
 
     def _start_empty(self, live: LiveDirectory) -> PreparedStart:
         stream = self.stream
-        # A successor can fence only what exists.
+        # A successor can fence only what exists, and the query may start late.
         live.folder.make()
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
@@ -367,7 +369,7 @@ class _Preparation:
 
     @span("roll_back_sinks")
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Roll back sinks; return their places, and the names of those that cannot be rolled back."""
+        """Roll back sinks; return their places, and the names of those that cannot be."""
         stream = self.stream
         logs: Mapping[str, Sequence[SinkEntry]] = {}
         batch_id, sinks = BEFORE_THE_FIRST_BATCH, list[Sink]()

@@ -19,7 +19,7 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Spark cannot load the state of the live directory, but that of a snapshot.
+# Spark can load the state of a snapshot, but not that of the live directory.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
 # Found by reading a point, not in a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
@@ -170,7 +170,7 @@ def choose_snapshot(
 ) -> SnapshotChoice:
     """Choose the newest snapshot without `problems`, which is called from the newest on.
 
-    One after `newest_batch`, the newest batch known to be committed, belongs to another history.
+    One after `newest_batch`, the newest known commit, belongs to another history.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):

@@ -51,7 +51,8 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: Those that the query had committed, or that a sink has as a whole.
+        batches: Those that the query had committed, or that a sink has as a whole; empty if only
+            the one in flight is left.
         in_flight: The next batch, if it was planned: the query runs it first.
     """
 
@@ -318,7 +319,6 @@ def _read(folder: FileIO, batch_id: int) -> PlannedBatch | None:
 
 
 def query_of(point: ReplayPoint) -> str | None:
-    """Return the id of the query that ran the batch."""
     named = planned_by(point.batch)
     return named if named is not None or point.live is None else live_query_id(point.live)
 

@@ -429,7 +429,6 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
 
 
 def _snapshot_of_previous_driver(stream: StreamHandle) -> str | None:
-    """Return the snapshot that a rollback to the previous driver restores, if that can be launched again."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     before = predecessor(stream.catalog, stream.stream_id) if latest is not None and latest.is_launched else None
     if before is None or before.cannot is not None or before.snapshot is None:
@@ -471,9 +470,9 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 
 
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
-    """Return the numbers of attempts whose process may be alive, and owns all that it wrote, however old.
+    """Return the numbers of attempts whose process may be alive, and owns all that it wrote.
 
-    An execution's attempt counts until its lease holder is proven to have ended, one of a stopped stream while held.
+    An execution's attempt counts until its lease holder has provably ended, one of a stopped stream while held.
     """
     begun = _of_status(stream, SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None

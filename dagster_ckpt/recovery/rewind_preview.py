@@ -232,7 +232,7 @@ _KEEPS_EACH_ROW = frozenset(
 
 
 def why_kept(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> str | None:
-    """Return why the stream keeps rows that were undone upstream: going back would lose or repeat other rows."""
+    """Return why the stream keeps rows that were undone upstream: None if going back loses and repeats no others."""
     if not facts.undone.went_back or not isinstance(plan, Restore | Rewind):
         return None
     against = [f"sink {each.sink}: {each.reason}" for each in ahead.sinks if each.effect not in _KEEPS_EACH_ROW]

@@ -71,7 +71,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a start does with sinks; those of `to_settle` are checked for the batch in flight if the query continues."""
+    """What a start does with sinks; those of `to_settle` are checked for the batch in flight."""
 
     aim: Aim
     judgements: tuple[Judgement, ...]
@@ -401,7 +401,7 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """Forecast tables and topics that lack batches from before the start: of `output`, or else those written last."""
+    """Forecast tables and topics that lack batches from before the start: of `output`, or those written last."""
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
     if aim.batch_id < 0 or aim.is_unfinished or aim.start not in (Start.RESUME, Start.TO_SNAPSHOT, Start.TO_BATCH):
@@ -433,7 +433,7 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """Forecast a sink that another stream wrote to last, for a query that starts from the beginning, or its fork.
+    """Forecast a sink that another stream wrote to last, if this one starts from the beginning or is its fork.
 
     The guard judges folders of files. Imports and adopted queries do not start from the beginning.
     """

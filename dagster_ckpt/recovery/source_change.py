@@ -85,7 +85,7 @@ def judged(
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources do not fit, and return the accepted differences as messages.
+    """Refuse a start whose sources do not fit; return accepted differences as messages.
 
     What is unknown is not refused: state of earlier versions of this package has only offsets.
     """

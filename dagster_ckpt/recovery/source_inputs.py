@@ -152,6 +152,7 @@ class _Again:
             offsets = read_offsets(stream, plan, base)
         elif (data := _live_offsets(directories, max(base, 0))) is not None:
             offsets = parse_offset_entry(data, f"{OFFSETS}/{max(base, 0)}").sources
+            # Before the first batch, nothing was read.
             offsets = offsets if base >= 0 else dict.fromkeys(offsets)
         positions = {key: log_offset(text) for key, text in offsets.items()}
         # The log of another timeline has other files under the same numbers.

@@ -45,8 +45,8 @@ def plan_of_start(
 ) -> RecoveryPlan:
     """Return the recovery plan, with the positions that only the sources know.
 
-    A mapping that an earlier start has carried out changes nothing, so that a killed start can be repeated. To carry it
-    out again, a user names a point.
+    A mapping that was carried out changes nothing, so a killed start can be repeated; to repeat it, a user names a
+    point.
     """
     plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
     if mapping is None:

@@ -49,7 +49,7 @@ EMPTY = Point("empty state", -1)
 
 
 def remaining(read: Read, timeline: int, begins: Mapping[int, tuple[int, int]]) -> Read:
-    """Return what is left of a read on another timeline of the upstream stream: the batches of their common past."""
+    """Return what is left of a read on another timeline of its upstream: the batches of their common past."""
     if read.batch is None:
         return replace(read, timeline=timeline)
     mine = {**past_of(read.timeline, begins), read.timeline: LARGEST_LONG}

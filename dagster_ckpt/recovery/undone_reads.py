@@ -164,9 +164,9 @@ class Reader:
 def with_undone_reads(
     catalog: Catalog, facts: RecoveryFacts, sources: Mapping[str, SourceIdentity] | None = None
 ) -> RecoveryFacts:
-    """Let a plan that may choose its point go back behind what streams upstream have undone since the last start.
+    """Let a plan that may choose its point go back behind what upstream streams have undone since the last start.
 
-    Unfinished restores, here or upstream, are left to the next start.
+    Unfinished restores are left to the next start.
     """
     stream = facts.stream
     reader = Reader.of(catalog, stream, sources)
@@ -213,7 +213,7 @@ def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]
 
 
 def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
-    """Return the first of the snapshots, newest first, that the next start can use if a stream upstream went back."""
+    """Return the first snapshot, newest first, that the next start can use if a stream upstream went back."""
     if not snapshots or not reads_in(snapshots[0].properties):
         return None
     reader = Reader.of(catalog, catalog.streams.get(stream_id))
@@ -237,7 +237,7 @@ class ReaderOfStream:
     """A stream that reads the output of one that goes back.
 
     Attributes:
-        has_read_undone: Whether it has processed rows that the start undoes; None: unknown.
+        has_read_undone: Whether it has processed rows that the start undoes; None: unknown, as `why` says.
         line: Its newest snapshot without them that is consistent with those of the streams between.
         accepted: Why it may keep them.
     """

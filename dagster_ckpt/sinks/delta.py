@@ -2,9 +2,9 @@
 
 After a roll-back the query continues under a new id, because the table skips the undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has. The session forgets the version after the first write
-(`autoReset`), and Delta then refuses a second one. Writes have names, not numbers, because changed code may add one
-before them.
+Delta drops a write whose `txnAppId` and `txnVersion` it has; `delta_transaction` sets them. The session forgets the
+version after the first write (`autoReset`), and Delta then refuses a second one. Writes have names, not numbers,
+because changed code may add one before them.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     but one.
 
     Args:
-        write: Name of the write, if the function has several. Keep it: under another name, a repeated batch is written
-            once more.
+        write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
+            repeated batch is written once more.
 
     Raises:
         OptionError: The function was not called by a streaming query, has such a statement within another, or writes

@@ -45,6 +45,7 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
     Raises:
         VersionTakenError: Another commit has that version.
+        SinkRollbackError: Data files of the version to restore were deleted.
     """
     with _Table.opened(session, folder, decided_on) as table:
         newest = table.snapshot(decided_on)
@@ -74,6 +75,7 @@ def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> 
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
+    """Return the newest batch of a query, also from checkpoints of the log."""
     with _Table.opened(session, folder, _NEVER) as table:
         batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
         return max(batches, default=None)
@@ -87,7 +89,7 @@ def table_id(session: SparkSession, folder: str) -> str:
 def last_of_read(session: SparkSession, folder: str, version: int, unread: Sequence[str]) -> int | None:
     """Return the index of the last file before the `unread` ones, for a source that reads a version as a whole.
 
-    It reads files by time, then name (`DeltaSourceSnapshot`). None if the `unread` files are not the last ones.
+    It reads files by time, then name (`DeltaSourceSnapshot`). None if the `unread` ones are not the last.
     """
     from pyspark.sql import functions as F
 
@@ -102,7 +104,7 @@ def last_of_read(session: SparkSession, folder: str, version: int, unread: Seque
 
 
 def last_of_part(session: SparkSession, folder: str, version: int, was: int, index: int) -> int | None:
-    """Return `index` if `version`, read as a whole, begins with the files that a source has read of version `was`."""
+    """Return `index` if `version` begins with the files that a source has read of version `was`."""
     from pyspark.sql import functions as F
 
     with _Table.opened(session, folder, version) as table:
@@ -200,7 +202,7 @@ class _Table:
         return [parse(json.dumps({"add": {**add, "dataChange": True}})) for add in found]
 
     def _is_whole(self, add: Any) -> bool:
-        """VACUUM deletes old deletion vectors of files that are still in use."""
+        """Whether all parts exist: VACUUM deletes old deletion vectors of files still in use."""
         root, vector = self._log.dataPath(), add.deletionVector()
         places = [self.delta.util.DeltaFileOperations.absolutePath(root.toString(), str(add.path()))]
         if vector is not None and vector.isOnDisk():

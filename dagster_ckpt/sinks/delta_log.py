@@ -41,7 +41,7 @@ _ABSOLUTE = re.compile("/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class DataFile(NamedTuple):
-    """A file as an action of the log names it; another deletion vector makes it another file."""
+    """A file as the log names it; another deletion vector makes it another file."""
 
     path: str
     storage_type: str = ""
@@ -109,7 +109,7 @@ class UndoneAhead:
     """Versions that a source would read next although a roll-back has undone them.
 
     Attributes:
-        unread: Files of that version that were added after what the source has read, as the log names them.
+        unread: Files of the version `roll_back` that were added after what the source has read, as the log names them.
     """
 
     roll_back: int
@@ -209,6 +209,7 @@ class DeltaLog:
         return 0 in self._versions
 
     def identity(self) -> str | None:
+        """Return the table's id; None unless a recent commit or checksum file has it."""
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
             if found is not None:
@@ -235,6 +236,7 @@ class DeltaLog:
     def read_up_to(
         self, offset: DeltaOffset, own: Collection[str], *, skips_changes: bool, rewound: bool
     ) -> ReadOfSink:
+        """Return how far a source has read; `skips_changes`: it continues after removed rows."""
         read = self._last_read(offset)
         if not self.oldest - 1 <= read <= self.newest:
             return ReadOfSink(why=f"version {read}, up to which it has read, is not in the table's log and is")
@@ -249,7 +251,7 @@ class DeltaLog:
         return ReadOfSink(batch, sum(self.commit(version).batch_of(own) is not None for version in undone))
 
     def undone_ahead(self, offset: DeltaOffset) -> UndoneAhead | None:
-        """Return what a roll-back undid after the versions that a source has read, if none of these is undone."""
+        """Return what a roll-back undid after what a source has read, unless that was undone too."""
         read = self._last_read(offset)
         if not self.oldest - 1 <= read < self.newest:
             return None

@@ -81,7 +81,8 @@ class Leftovers:
 
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
-        batch_folders: Folders to which a batch job has written, relative to the sink.
+        now_ms: By the clock that dates the files, if any.
+        batch_folders: Folders to which a batch job has written, relative to the sink, which is ".".
     """
 
     files: tuple[PartFile, ...]
@@ -213,7 +214,7 @@ def _without_entry(folder: str, batch_id: int) -> str:
 
 
 def _own_part_files(files: Sequence[PartFile]) -> list[PartFile]:
-    """Leave out folders below that are another output, whose files have such names, too."""
+    """Leave out folders of another output, whose files have such names, too."""
     others = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
     own = [file for file in files if others.isdisjoint(map(str, PurePosixPath(file.path).parents))]
     return sorted((file for file in own if _PART.fullmatch(file.name)), key=lambda file: file.path)

@@ -54,10 +54,12 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
 
 
 def log_entries(folder: FileIO) -> dict[int, str]:
+    """Return names by batch; of a batch with two entries, the compact one."""
     return entries_by_id(folder.list(LOG))
 
 
 def needed_entries(names: Mapping[int, str]) -> range:
+    """Return the entries that Spark reads: from the newest compact or the first one."""
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     return range(first, max(names, default=-1) + 1)
 
@@ -97,6 +99,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
+    """Write entries durably, oldest first, unless they are as wanted already."""
     present = folder.list(LOG)
     for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
         if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
@@ -151,6 +154,7 @@ def logged_batch(path: str) -> int | None:
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
+    """Begin a log without files, in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -173,10 +177,7 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """The files that a log lists up to the requested batch, and in later entries (`later`).
-
-    After a compaction, `later` has all earlier files too.
-    """
+    """The files that a log lists up to a batch, and in `later` entries: all files, after a compaction."""
 
     last_batch: int | None
     up_to: frozenset[str] = frozenset()
@@ -199,6 +200,7 @@ def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
         return Past.SAME
     if not at_hand.is_later:
         return Past.PART
+    # Files may have exceeded the sink's retention time.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
 

@@ -3,7 +3,7 @@
 A log of another query or timeline is not damaged: only the guard judges it.
 
 A repair relocates the log of a moved or copied folder, or rebuilds it from a snapshot. It only writes entries whose
-part files exist with the listed length, and is repeatable.
+part files exist with the listed length, deletes only Hadoop's checksum of a changed entry, and is repeatable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DamagedLog:
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """Describe the damage; None if the log is whole, or if what is left of it is not this stream's.
+    """Describe the damage; None if the log is whole, or its rest is not this stream's.
 
     `captured` is the log in a snapshot, `committed` a batch that the sink must have.
     """
@@ -355,7 +355,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """A log that can be rebuilt up to `batch_id`; `unknown` are later batches whose files nothing lists."""
+    """A log rebuilt up to `batch_id`; nothing lists the files of the `unknown` later batches."""
 
     folder: str
     entries: tuple[SinkEntry, ...]
@@ -364,6 +364,7 @@ class RebuiltLog:
 
 
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
+    """Plan from a snapshot and later entries; `committed` is the query's newest batch, if known."""
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
     for number, entry in noted.items():

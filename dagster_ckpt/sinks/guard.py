@@ -104,6 +104,8 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
+    """`owner` is another stream that wrote there last."""
+
     sink: Sink
     verdict: Verdict
     refusal: Refusal | None = None
@@ -225,7 +227,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """Sinks of the query about to start that can be rolled back; `is_seen`: the query itself names them."""
+    """Sinks of the next query that can be rolled back; `is_seen`: the query itself names them."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool

@@ -145,6 +145,7 @@ class IcebergTable(TableSink):
         if found.summary.get("operation") == "append" and found.parent is not None:
             reader = reader.option("start-snapshot-id", found.parent).option("end-snapshot-id", found.id)
         else:
+            # The first snapshot, or one that replaced all rows.
             reader = reader.option("versionAsOf", found.id)
         rows = asked.columns_of(reader.load(self.table))
         return BatchRows(rows, f"snapshot {found.id} of the Iceberg table {self.table}")
@@ -275,6 +276,7 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
+        """Find a table by name or folder; StorageAccessError if no catalog of the session answers."""
         with _asking(name):
             table = _table_in_folder(session, name) if "/" in name else _table_of_catalog(session, name)
             return cls(session._jvm, table) if table is not None else None

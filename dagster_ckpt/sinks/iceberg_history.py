@@ -278,7 +278,7 @@ def history_in(text: str | bytes, where: str) -> IcebergHistory:
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
-    """Read the newest metadata file, which is certainly the current one only in a Hadoop table."""
+    """Read the newest metadata file, certainly the current one only in a Hadoop table; FileNotFoundError if none."""
     matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
     if not matches:
         raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")

@@ -50,6 +50,7 @@ class Unfinished:
     Attributes:
         planned: The offsets of the next batch exist, so exactly this batch is run again.
         unique_ids: State is in checkpoint format v2.
+        state_is_there: The complete state after the next batch exists.
     """
 
     batch_id: int = BEFORE_THE_FIRST_BATCH
@@ -70,6 +71,8 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
+    """`batch_id` is the committed batch."""
+
     sink: Sink
     batch_id: int
     what: InFlight

@@ -182,7 +182,6 @@ class AskedBatch:
     scratch: str
 
     def columns_of(self, rows: DataFrame) -> DataFrame:
-        """Select the batch's columns, without others that a table has."""
         return rows.select(*(quoted(name) for name in self.like.columns if name in rows.columns))
 
 
@@ -281,9 +280,14 @@ class Sink:
         Must not use a Spark session, since a thread that takes a snapshot asks.
 
         Args:
+            offset: The source's offset, as Spark logs it.
             own: All ids that the query of the writing stream has had, the present one last.
             options: Options of the source, in lower case.
+            rewound: Whether the writing stream ever went back.
             note: What a start noted beside the source's log: parts of the sink that it skipped.
+
+        Raises:
+            StorageAccessError: The sink cannot be reached.
         """
         return None
 

@@ -119,6 +119,7 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
     from pyspark.sql import functions as F
 
     old, new = _marked(before, "b"), _marked(after, "a")
+    # Columns are prefixed, as both sides may read the same files.
     joined = old.join(new, _all_equal(before.identity), "full_outer")
     kinds = (old.schema[f"b_{VALUE}"].dataType, new.schema[f"a_{VALUE}"].dataType)
     values = [comparable(F.col(f"{side}_{VALUE}"), kind) for side, kind in zip("ba", kinds, strict=True)]
@@ -181,7 +182,7 @@ def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """Convert a column to a type that can be compared and hashed, unlike maps, intervals and variants."""
+    """Convert maps, intervals and variants to types that can be compared and hashed."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 

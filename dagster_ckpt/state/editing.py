@@ -142,6 +142,8 @@ def edit_rows(
 ) -> EditedRows:
     """Edit the state after the newest batch of a directory, in a new directory, which is deleted on any error.
 
+    The last of the `edits` decides about a row.
+
     Raises:
         StateRewriteError: An edit does not fit the state, or something else changed.
         UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.
@@ -153,6 +155,7 @@ def edit_rows(
         return _edit_elsewhere(other, spark, state, target, edits, watch=watch, report=report)
     with readable(source, watch) as described:
         before = StateReader(spark, described, state.batch_id)
+        # Check all edits before the first is carried out.
         planned = [plan_edit(edit, before) for edit in edits]
 
         def change(store: StateStoreName, rows: DataFrame) -> DataFrame:
@@ -317,7 +320,7 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """Keep the rows that do not meet the condition, for which it is null or false."""
+    """Keep the rows for which the condition is null or false."""
     from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)

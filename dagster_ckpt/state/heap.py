@@ -57,7 +57,7 @@ class HeapStore:
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """Write a snapshot of each partition from rows like those of `rows`; returns their number."""
+        """Write a snapshot of each partition, and return the number of rows."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 

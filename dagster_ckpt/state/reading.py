@@ -79,6 +79,7 @@ class StateFrame:
 
     @property
     def identity(self) -> tuple[str, ...]:
+        """The columns that tell rows apart; in join sides and timers, all but the partition."""
         if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
             return (KEY, VALUE)
         return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)
@@ -88,6 +89,7 @@ class StateFrame:
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
+        """Filter by an SQL condition on fields of the key, or columns of `rows`."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F
 
@@ -105,7 +107,7 @@ class StateFrame:
 
     @property
     def key_fields(self) -> tuple[str, ...]:
-        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
+        """Names of the key's fields; those of a join are `field0`, `field1` and so on."""
         from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType
@@ -205,14 +207,14 @@ class StateReader:
 
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
-    """Readers take the checkpoint format from their session, even while they compute."""
+    """Return a session with the format, which readers take from it even while they compute."""
     if spark.conf.get(STATE_FORMAT, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
 
 def session_like(spark: SparkSession, format_version: str) -> SparkSession:
-    """Return a session for a checkpoint format, in which a condition means the same as in the caller's."""
+    """Return a session for a checkpoint format, where a condition means the same as in the caller's."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):

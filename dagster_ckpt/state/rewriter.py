@@ -219,6 +219,7 @@ def installed_place() -> Path:
 
 
 def install_rewriter(report: Callable[[str], None]) -> Path:
+    """Replace the installed PySpark by one from pip; StateRewriteError if pip fails."""
     place = installed_place()
     place.parent.mkdir(parents=True, exist_ok=True)
     release = next(each for each in reversed(RELEASES) if each.has(Feature.STATE_REWRITER))
@@ -436,6 +437,7 @@ def start_child(rewriter: Rewriter) -> tuple[subprocess.Popen[str], SimpleQueue[
 
 def give_order(process: subprocess.Popen[str], order: object) -> None:
     assert process.stdin is not None
+    # The caller notices if the process has ended.
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()

@@ -231,6 +231,8 @@ def write_skeleton(
     """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
     Args:
+        watch: Called for every file; if it raises, the directory is incomplete.
+        is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
         state: The query whose operators (and `plan`) it gets, if not of `source`.
     """
@@ -376,7 +378,7 @@ _ANY_OTHER = "stateStoreSave"
 
 @contextmanager
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
-    """Provide a copy of a directory of Spark 3.5 or 4.0, as Spark's reader of state needs it; deleted at the end.
+    """Provide a copy of a directory of Spark 3.5 or 4.0 for Spark's reader of state, deleted at the end.
 
     It has the metadata of operators, which 3.5 does not write, and snapshots that not only 4.0 reads.
     """
@@ -414,6 +416,7 @@ def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirector
 
 @contextmanager
 def readable_at(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
+    """Provide a readable copy of a directory at a batch, deleted at the end."""
     copy = live.sibling(f".at-{batch_id}")
     copy.delete()
     try:

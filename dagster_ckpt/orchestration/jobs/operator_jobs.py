@@ -231,6 +231,7 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
                 deleted = ops.client(context, config.stream_id).apply_savepoint_history(
                     config.stream_id, schedule=history.schedule, history=history.policy()
                 )
+                # Housekeeping retries failed deletions.
                 log_messages(context, deleted.messages(unlogged=True))
         return report_snapshot(context, snapshot)
 

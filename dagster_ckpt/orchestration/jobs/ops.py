@@ -197,7 +197,7 @@ class StreamOps:
     ) -> dg.JobDefinition:
         """Make a job of a method: its parameters become the config, its summary the description.
 
-        `report` shows the result on the run's page and returns the op's output.
+        `report` shows the result and returns the op's output.
         """
         empty: type[dg.Config] = type(f"{name}_config", (dg.Config,), {})
         config_type = with_parameters_of(method, without=without)(empty)
@@ -214,7 +214,7 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """Call a method of the client with the values of a config, and tag the run with its stream, if it has one."""
+        """Call a method of the client with a config, and tag the run with its stream, if any."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         stream_id = values.get("into") or values.get("stream")
         client = self._client(context) if stream_id is None else self.client(context, stream_id)

@@ -115,6 +115,7 @@ def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
 
 
 def claim_from_another_query(target: Transactions, first: int, past: Past) -> None:
+    """Claim markers that are another query's, before a batch is planned."""
     try:
         marker = marker_at_a_glance(target, 0)
     except kafka_errors() as error:
@@ -151,7 +152,10 @@ _Held = list[tuple[Session | None, Marker | None]]
 
 
 def _undone(target: Transactions, here: _Held, first: int, restored: TopicEnd | None) -> dict[int, str] | None:
-    """Return what a query that begins to write here undoes; None if it has begun, or is the first one."""
+    """Return what a query that begins to write here undoes; None if it has begun, or is the first one.
+
+    All earlier writers are fenced, so the topic gets no more of their records.
+    """
     known = [(session, marker) for session, marker in here if session is not None and marker is not None]
     left = [marker for _, marker in known if marker.query != target.query_id]
     if not left:
@@ -176,6 +180,7 @@ def _undone(target: Transactions, here: _Held, first: int, restored: TopicEnd | 
 
 
 def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:
+    """Fence writers; in a former place, only those with a marker of this stream."""
     held: _Held = []
     writers = target.writers
     while len(held) < writers:
@@ -192,6 +197,7 @@ def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) 
         marker = session.marker()
         refuse_others(target, writer, marker)
         held.append((session, marker))
+        # Earlier runs may have had more writers.
         writers = max(writers, marker.writers if marker is not None else 0)
     return held
 
@@ -202,6 +208,7 @@ def _newest(target: Transactions, held: Sequence[tuple[Session | None, Marker | 
 
 
 def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> None:
+    """Refuse a query whose successor may have written the same rows."""
     for marker in markers:
         last = marker.earlier.get(target.query_id)
         if last is not None:

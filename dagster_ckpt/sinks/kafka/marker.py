@@ -52,7 +52,7 @@ class Transactions:
     entry: str = ""
 
     def id_of(self, writer: int) -> str:
-        """The id of a writer, and of the group with its marker; a writer to another topic has another."""
+        """The id of a writer to this topic, and of the group with its marker."""
         return f"{self.prefix}.{self.stream}:{self.topic}:{writer}"
 
 
@@ -141,6 +141,7 @@ def metadata_of(positions: str, undone: str) -> str:
 
 
 def positions_of(metadata: str | None) -> str:
+    """Return positions in metadata of a marker or `metadata_of`; empty for other offsets."""
     return str((fields_of(metadata) or {}).get("positions", ""))
 
 
@@ -236,7 +237,7 @@ def positions_in(text: str) -> list[Position]:
 
 
 def begins_of_batches(of_writers: Iterable[Sequence[Position]]) -> list[Position]:
-    """Return the lowest position of each batch in one partition, in the order of writing."""
+    """Return the lowest position of each batch in one partition, in order of writing."""
     lowest: dict[tuple[tuple[int, int], int], Position] = {}
     for positions in of_writers:
         for each in positions:

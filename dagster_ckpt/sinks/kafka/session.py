@@ -294,7 +294,7 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """Return the newest committed marker without waiting for a transaction that is open, perhaps of a dead process."""
+    """Return the newest committed marker, without waiting for a transaction, perhaps of a dead process."""
     return _looked_up(target, writer, "read_uncommitted")
 
 

@@ -169,6 +169,7 @@ class WrittenTopic:
 
 
 def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int] | None = None) -> WrittenTopic:
+    """Read what was recorded for a stream's query ids (`own`); default: all partitions."""
     if partitions is None:
         partitions = list(_stable_ends(place))
     commits = _commits(place, sorted({0, *partitions}), are_stable=True)
@@ -316,7 +317,7 @@ def consumer_groups(place: KafkaPlace) -> list[str]:
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:
-    """Return the id, which changes if the topic is re-created; None without the client or with Kafka before 2.8."""
+    """Return the id, which a re-created topic changes; None without the client or with Kafka before 2.8."""
     try:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
         from confluent_kafka.admin import AdminClient
@@ -342,6 +343,7 @@ def _settings(place: KafkaPlace) -> dict[str, Any]:
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
+    # As `Transactions.id_of` names it.
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

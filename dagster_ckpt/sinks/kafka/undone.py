@@ -96,6 +96,7 @@ class NextRead:
 
 
 def next_read(read: Mapping[int, int], planned: Mapping[int, int] | None, undone: UndoneRanges) -> NextRead:
+    """Decide by each partition's next offset, and the end of the planned batch, if any."""
     ahead = {
         partition: next((each for each in undone.get(partition, ()) if each.end > offset), None)
         for partition, offset in read.items()
@@ -126,6 +127,7 @@ def noted(before: bytes | None, topic: str, read: Mapping[int, int], behind: Map
 
 
 def skipped_in(note: bytes | None, topic: str) -> dict[int, list[Undone]]:
+    """Return the skipped parts of a topic; ValueError if the note cannot be read."""
     found = json.loads(note) if note else {}
     try:
         return {int(partition): parse(text) for partition, text in found.get(topic, {}).items()}

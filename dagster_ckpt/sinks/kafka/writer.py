@@ -188,6 +188,7 @@ class BatchJob:
             shares = division_of(rows, target.writers).of(rows)
             written = shares.mapInArrow(share_writer(target), StructType().add("none", "integer"))
             node: Any = written._jdf.queryExecution().executedPlan()
+        # From top to bottom; the rows are the first child.
         self._above: list[tuple[Any, Any]] = []
         while (children := node.children().toList()).size():
             self._above.append((node, children.tail()))
@@ -217,10 +218,7 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
 
 def _without_rows(batch: DataFrame) -> DataFrame:
-    """Return an empty batch with nullable columns, as another batch may need them.
-
-    References to rows would keep their shuffle files.
-    """
+    """Return an empty batch with nullable columns; references to rows would keep their shuffle files."""
     from pyspark.sql import DataFrame
 
     jvm_session: Any = batch.sparkSession._jsparkSession
@@ -292,8 +290,8 @@ def record_columns(batch: DataFrame) -> list[Column]:
 class Division:
     """Divides the batches of a query among the writers, the same way whenever a batch is run.
 
-    Records of a key share a writer, those without a key are divided by content. A last row marks the end: when Spark
-    ends a task early, its Python worker only sees that no more rows come.
+    Records of a key share a writer, those without a key are divided by content. Rows keep their order. A last row marks
+    the end: when Spark ends a task early, its Python worker only sees that no more rows come.
     """
 
     columns: list[Column]

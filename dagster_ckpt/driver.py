@@ -1,4 +1,4 @@
-"""`run_stream`: run one stream in a process of its own.
+"""`run_stream`: run one stream in a separate process.
 
 If a Dagster run started the process through Dagster Pipes, log and end of the stream are reported to that run. The
 catalog sensor reports the checkpoints, as for every process.

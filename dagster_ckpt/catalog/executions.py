@@ -114,7 +114,7 @@ class ExecutionRecords(Records):
     def last_sources_of_all(self) -> dict[str, Any]:
         """`last_sources` of the live directory of each stream, in one query."""
         others = executions.alias("others")
-        is_in_use = others.c.live_directory == streams.c.live_directory
+        is_in_use = others.c.live_directory.is_not_distinct_from(streams.c.live_directory)
         found = self._all(_newest_of(others, is_in_use, _has_sources(others)))
         return {each.stream_id: (each.recovery or {}).get(SOURCE_IDENTITIES) for each in found}
 

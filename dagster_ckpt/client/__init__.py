@@ -1,7 +1,7 @@
 """`Client`: every operation on the streams of a catalog, from any process.
 
-Its methods are grouped by subject, a module each, beside pure functions that decide. Nothing here imports Dagster, and
-each method imports what only it needs, so that reading a catalog starts quickly. Begin with `client.py`.
+Its methods are grouped by subject, one module each, next to pure functions that decide. Nothing here imports Dagster,
+and each method imports what only it needs, so that reading a catalog starts quickly. Begin with `client.py`.
 """
 
 from importlib import import_module

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 _SHOWN = 3
-# A replay is slower: it runs beside the old code, and with cold caches.
+# A replay is slower: it shares the machine with the old code, and its caches are cold.
 _SLOWER, _TOLERATED_MS = 2, 5_000
 
 

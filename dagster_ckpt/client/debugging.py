@@ -396,7 +396,7 @@ def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
 
 
 def write_batch(debug: BatchDebug, folder: str) -> list[str]:
-    """Write each frame as Parquet in a folder of its own; returns their URLs. Nothing is overwritten."""
+    """Write each frame as Parquet to a separate folder; return their URLs. Nothing is overwritten."""
     frames = {f"input/source={source}": rows for source, rows in debug.inputs.items()}
     for part, states in debug.state_frames.items():
         frames |= {f"{part}/operator={each.operator_id}/state={each.state}": rows for each, rows in states.items()}

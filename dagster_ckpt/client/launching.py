@@ -125,7 +125,7 @@ class LaunchedDriver:
 def launch_driver(
     stream: StreamHandle, launch: DriverLaunch | PlatformLaunch, request: RequestRecord, *, run_id: str
 ) -> LaunchedDriver:
-    """Launch a driver; a local process gets a session of its own, so that no signal reaches it."""
+    """Launch a driver; a local process gets its own session, so that no signal to this one reaches it."""
     if isinstance(launch, PlatformLaunch):
         submitted = launch.submit_for(stream.stream_id, request.request_id)
         # A platform's run has no local process: the driver is on its way while this process waits.

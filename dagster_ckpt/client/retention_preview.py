@@ -26,7 +26,7 @@ _GUARD = {
     KeptBecause.IN_USE: "it is in use",
     KeptBecause.POLICY_FAILED: "the policy failed",
 }
-# Also those deleted since, whatever deleted them.
+# Includes snapshots that have been deleted since, for any reason.
 _PAST = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELETED)
 
 

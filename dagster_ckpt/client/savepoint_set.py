@@ -3,7 +3,7 @@
 Streams downstream are taken first, so that the later savepoints of those upstream contain what was read. If an exact
 test finds that one does not, it is taken once more.
 
-In storage, a file beside each savepoint names the set, for a rebuilt catalog. It is written before the catalog records
+In storage, a file next to each savepoint names the set, for a rebuilt catalog. It is written before the catalog records
 the set, and deleted before the catalog releases it.
 
 For a restart, streams are suspended and restored downstream first, and started upstream first: at no step has a stream
@@ -152,7 +152,7 @@ def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:
 
 
 def write_set(made: SavepointSet, open_stream: OpenStream) -> None:
-    """Write the set beside each savepoint, except in a storage class of the user's own. Repeatable."""
+    """Write the set next to each savepoint, except in a user's own storage class. Repeatable."""
     members = {stream: each.snapshot_id for stream, each in made.savepoints.items()}
     _put(made, open_stream, json.dumps({**values_of(made), _MEMBERS: members}).encode())
 

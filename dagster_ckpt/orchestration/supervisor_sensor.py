@@ -410,7 +410,7 @@ def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
 
 
 def describe_slots(slots: RunSlots | None, streams: int) -> str | None:
-    """Say what to change in dagster.yaml unless so many streams fit in, with a slot for a restart."""
+    """Return what to change in dagster.yaml if its run slots do not suffice for the streams and one restart."""
     if slots is None:
         return None
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}

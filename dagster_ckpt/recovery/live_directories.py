@@ -2,7 +2,7 @@
 
 Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are near the live directories, where every executor can reach them. While one is in use, a file beside
+Temporary copies are near the live directories, where every executor can reach them. While one is in use, a file next to
 it gets the catalog's time; copies of killed processes have an old one.
 """
 

@@ -152,7 +152,7 @@ def _wanted_backend(
 
 
 def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) -> None:
-    # Spark keeps the format of the newest commit, whatever the session says
+    # Spark keeps the format of the newest commit, regardless of the session's setting
     # (`CheckpointVersionManager.resolveCommitLogVersion` of Spark 4.3).
     if wanted not in (None, stored):
         raise StateBackendChangeError(

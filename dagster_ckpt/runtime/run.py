@@ -91,7 +91,7 @@ class RunRequest:
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
-        is_launched: A supervisor launches the runs, also beside a running query.
+        is_launched: A supervisor launches the runs, also while another query of the stream runs.
     """
 
     run_id: str

@@ -71,7 +71,7 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
-    """`batch_id` is the committed batch."""
+    """What a start does about a batch in flight that a sink may have; `batch_id` is the committed one before it."""
 
     sink: Sink
     batch_id: int

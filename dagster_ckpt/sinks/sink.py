@@ -284,7 +284,7 @@ class Sink:
             own: All ids that the query of the writing stream has had, the present one last.
             options: Options of the source, in lower case.
             rewound: Whether the writing stream ever went back.
-            note: What a start noted beside the source's log: parts of the sink that it skipped.
+            note: What a start noted next to the source's log: parts of the sink that it skipped.
 
         Raises:
             StorageAccessError: The sink cannot be reached.

@@ -2,7 +2,7 @@
 
 The log of a file sink (`_spark_metadata`) shows which batch wrote a file, the commits of a Delta or Iceberg table name
 query and batch, and the transactional Kafka sink commits where its batches begin. The batch is determined when a
-snapshot is taken: a compacted log no longer tells batches apart.
+snapshot is taken: a compacted log no longer distinguishes batches.
 """
 
 from __future__ import annotations
@@ -220,7 +220,9 @@ def edges_in(catalog: Catalog) -> list[Edge]:
         edge
         for stream in streams
         for edge in edges_of(
-            stream.stream_id, _keyed(sources.get(stream.stream_id) or _restored(catalog, stream)), outputs
+            stream.stream_id,
+            _keyed(sources[stream.stream_id] if stream.stream_id in sources else _restored(catalog, stream)),
+            outputs,
         )
     ]
     return [*direct, *through_batches]

@@ -180,7 +180,7 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
     """Refuse a snapshot of an adopted directory that the stream has not taken over, and will not.
 
-    Its restore would run beside the query that wrote it.
+    Its restore would run at the same time as the query that wrote it.
     """
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
         # The adopted directory, which this start takes over, or one of the stream's own, after that.

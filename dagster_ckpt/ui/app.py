@@ -180,7 +180,7 @@ _TABS: dict[str, Callable[[Client, str], Any]] = {
 
 class CheckpointPage:
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
-        # A name of its own, so that the page withdraws only its own requests.
+        # A unique name, so that the page withdraws only its own requests.
         self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")
         self._token = token
         self._hosts = frozenset(host.lower() for host in allowed_hosts)

@@ -19,7 +19,7 @@ DEADLINE_S = 120.0
 
 @dataclass
 class Server:
-    """A process of its own that can be killed and started again.
+    """A server process that can be killed and started again.
 
     Attributes:
         name: Its name, and that of its log.

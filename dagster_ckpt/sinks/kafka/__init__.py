@@ -1,7 +1,7 @@
 """Kafka topics: Spark's own sink, and the transactional one.
 
 A fixed number of writers share each batch. Each sends its share in one Kafka transaction, which also commits the
-writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch written. A share
+writer's *marker*: the offset of its own consumer group, with the query's id and the newest batch written. A share
 that runs again finds its batch in the marker and writes nothing.
 
 Two mechanisms fence a process that was replaced and does not know it yet:

@@ -1,7 +1,7 @@
 """What a roll-back has undone in a topic, which keeps its records, and how a reader continues behind it.
 
 A stream that goes back with a new query id leaves the undone records between where its kept batches end and where the
-topic ends when its writers are fenced. The claim of the new query commits these ranges beside its markers. A reader
+topic ends when its writers are fenced. The claim of the new query commits these ranges with its markers. A reader
 that has not read them reads up to the range, and continues behind it; a note in the folder of its source records that.
 
 Executors import this module, so it imports little.

@@ -1,4 +1,4 @@
-"""Verify files with the checksums that they carry, or that Hadoop wrote beside them.
+"""Verify files with the checksums that they carry, or that Hadoop wrote next to them.
 
 LZ4 blocks of state files, zips and RocksDB's tables carry checksums. Of a table without a binary index, or of another
 version than 2 to 5 (Spark writes 5), only the end is verified

@@ -74,7 +74,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         return False
     # A start does this too.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
-    # It runs beside the original in one session.
+    # It shares a session with the original.
     give_query_id(target, str(uuid.uuid4()))
     return True
 

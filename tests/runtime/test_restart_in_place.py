@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
-from dagster_ckpt.policies.restart import RestartStrategies
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -30,6 +31,24 @@ def test_a_failed_query_is_restarted_in_place_as_often_as_its_strategy_says(stag
     ]
     assert [settled for _, _, settled in play.ends()] == [True, True, False]
     assert all(query.stopped for query in failing)
+
+
+def test_a_decision_in_place_draws_the_same_numbers_as_the_sensor_for_its_execution(
+    stage: Callable[..., Stage],
+) -> None:
+    drawn: list[float] = []
+
+    class Draws:
+        def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> NoRestart:
+            drawn.append(random.random())
+            return NoRestart("once is enough")
+
+    play = stage(PlayedQuery(error="failure"), restart=Draws())
+
+    play.run()
+
+    [execution] = play.stream.catalog.executions.of_stream("orders")
+    assert drawn == [Random(execution.execution_id).random()]
 
 
 def test_a_query_that_ends_before_it_reports_anything_keeps_the_sinks_that_were_named_at_its_start(

@@ -112,6 +112,22 @@ def test_snapshot_records_how_far_it_has_read(chain: tuple[Stage, Stage]) -> Non
     assert [(each.reader, each.upstream) for each in edges_in(orders.catalog)] == [("summary", "orders")]
 
 
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_sources_of_all_streams_are_those_of_each(chain: tuple[Stage, Stage], has_directory: bool) -> None:
+    catalog = chain[0].catalog
+    if not has_directory:
+        set_stream(catalog, "orders", live_directory=None)
+
+    of_each = {
+        each.stream_id: catalog.executions.last_sources(each.stream_id, each.live_directory)
+        for each in catalog.streams.all()
+    }
+
+    known = {stream_id: found for stream_id, found in of_each.items() if found is not None}
+    assert known.keys() == ({"orders", "summary"} if has_directory else {"summary"})
+    assert catalog.executions.last_sources_of_all() == known
+
+
 def test_live_directory_shows_how_far_the_query_has_read(chain: tuple[Stage, Stage]) -> None:
     orders, summary = chain
     found = edges_in(orders.catalog)

@@ -324,7 +324,9 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
         else:
             verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
         so_far = max(so_far, verdict, key=_WORSE.index)
-        messages.append(f"{source.name}: {left.message}")
+        waiting = sum(facts.newest.lags.values()) if source.topics and left.left_ms else 0
+        older = f", older ones for less: {waiting:,} were waiting to be read at it" if waiting else ""
+        messages.append(f"{source.name}: {left.message}{older}")
     return finding(so_far, "; ".join(messages), {"restore_point": describe_snapshot(facts.newest)})
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
@@ -12,10 +11,18 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.history import SnapshotHistory
 from dagster_ckpt.catalog.journal import PointFailure
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
+from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
+    ExecutionRecord,
+    ExecutionStatus,
+    SnapshotRecord,
+    watermark_ms_of,
+)
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
+from dagster_ckpt.recovery.source_check import topic_offsets
 from dagster_ckpt.runtime.stall import QueryInactivity
+from dagster_ckpt.spark.query.sources import RETENTION_MS, identities_of_record
 from dagster_ckpt.stream.liveness import LIVELY_MS
 from dagster_ckpt.values.durations import rounded_duration, utc_time
 from dagster_ckpt.values.modes import DesiredState
@@ -82,7 +89,8 @@ class HealthSettings:
     ] = 10 * 60_000
     source_retention_ms: Annotated[
         int | None,
-        "Retention of sources that do not report it (Kafka's retention.ms).",
+        "Retention of sources that do not report it, as a Kafka topic that is also limited by size. Default: "
+        "retention.ms of the topics when the query started.",
     ] = None
     file_max_age_ms: Annotated[
         int,
@@ -112,8 +120,8 @@ class HealthSettings:
             )
 
 
-# Offsets by topic and partition.
-Offsets = Mapping[str, Mapping[str, int]]
+# As Kafka writes it in `retention.ms`.
+UNLIMITED_MS = -1
 
 
 class SourceKind(Enum):
@@ -137,14 +145,15 @@ class SourceFacts:
     Attributes:
         name: Spark's name, such as `KafkaV2[Subscribe[orders]]`.
         behind: Waiting records; None if not reported.
-        read_up_to: Kafka offsets of the restore point.
+        topics: Those that the newest batch has read.
+        retention_ms: The shortest of its topics; -1: unlimited, None: unknown.
     """
 
     name: str
     behind: int | None = None
-    read_up_to: Offsets | None = None
-    earliest: Offsets | None = None
+    topics: Sequence[str] = ()
     lags: Mapping[str, int] = field(default_factory=dict)
+    retention_ms: int | None = None
 
     @property
     def kind(self) -> SourceKind:
@@ -161,20 +170,35 @@ class Retention:
     left_ms: int | None = None
 
 
-def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
+def sources_of(progress: Mapping[str, Any], retained_ms: Mapping[str, int] | None = None) -> list[SourceFacts] | None:
+    """Return the sources that a query has reported, with the retention of their topics."""
     reported = progress.get("sources")
     if not isinstance(reported, list) or not reported:
         return None
-    return [
-        SourceFacts(
-            str(each.get("source")),
-            each.get("behind"),
-            kafka_offsets(each.get("read_up_to")),
-            lags=_lags(each.get("lags")),
-        )
-        for each in reported
-        if isinstance(each, dict)
-    ]
+    found = []
+    for each in reported:
+        if isinstance(each, dict):
+            topics = tuple(topic_offsets(each.get("read_up_to")) or ())
+            lags, shortest = _lags(each.get("lags")), _shortest([(retained_ms or {}).get(topic) for topic in topics])
+            found.append(SourceFacts(str(each.get("source")), each.get("behind"), topics, lags, shortest))
+    return found
+
+
+def _shortest(retained_ms: Sequence[int | None]) -> int | None:
+    known = [each for each in retained_ms if each is not None]
+    if not known or len(known) < len(retained_ms):
+        return None
+    return min((each for each in known if each != UNLIMITED_MS), default=UNLIMITED_MS)
+
+
+def _retained_ms(execution: ExecutionRecord | None) -> dict[str, int]:
+    recorded = ((execution.recovery if execution is not None else None) or {}).get(SOURCE_IDENTITIES)
+    return {
+        name.removeprefix(RETENTION_MS): int(text)
+        for identity in identities_of_record(recorded) or ()
+        for name, text in identity.identity.items()
+        if name.startswith(RETENTION_MS) and text.lstrip("-").isdecimal()
+    }
 
 
 def _lags(reported: object) -> dict[str, int]:
@@ -187,21 +211,6 @@ def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
     lags = [each for source in sources for each in source.lags.items()]
     name, behind = max(lags, key=lambda each: each[1], default=("", 0))
     return (name, behind) if len(lags) > 1 and behind else None
-
-
-def kafka_offsets(text: object) -> Offsets | None:
-    try:
-        offsets = json.loads(text) if isinstance(text, str) else text
-        return {
-            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
-            for topic, partitions in offsets.items()  # type: ignore[union-attr]
-        }
-    except (AttributeError, TypeError, ValueError):
-        return None
-
-
-def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
 def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
@@ -226,15 +235,12 @@ def retention(
     """Judge whether a source still retains what a recovery would re-read: its records since `restore_point_at_ms`."""
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
-    gone = _gone(source)
-    if gone is not None:
-        return Retention(gone, is_gone=True)
-    if retention_ms is None and source.kind is SourceKind.FILES:
-        retention_ms = file_max_age_ms
     if retention_ms is None:
-        if source.read_up_to is not None and source.earliest is not None:
-            return Retention("still has all offsets since the restore point", is_unlimited=True)
+        retention_ms = file_max_age_ms if source.kind is SourceKind.FILES else source.retention_ms
+    if retention_ms is None:
         return Retention("its retention is unknown: set source_retention_ms")
+    if retention_ms == UNLIMITED_MS:
+        return Retention("retains all records", is_unlimited=True)
     until_ms = restore_point_at_ms + retention_ms
     if until_ms <= now_ms:
         message = (
@@ -244,17 +250,6 @@ def retention(
     return Retention(
         f"retains the records since the restore point until {utc_time(until_ms)}", left_ms=until_ms - now_ms
     )
-
-
-def _gone(source: SourceFacts) -> str | None:
-    if source.read_up_to is None or source.earliest is None:
-        return None
-    for topic, partitions in source.read_up_to.items():
-        for partition, offset in partitions.items():
-            first = source.earliest.get(topic, {}).get(partition)
-            if first is not None and first > offset:
-                return f"{topic}-{partition} begins at {first}, but a recovery reads from {offset}"
-    return None
 
 
 @dataclass(frozen=True)
@@ -307,7 +302,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
         facts[stream_id] = HealthFacts(
             **vars(history),
             running_since_ms=_running_since_ms(execution) if silent is None else None,
-            sources=sources_of(progress),
+            sources=sources_of(progress, _retained_ms(execution)),
             rows_per_second=speed if isinstance(speed, int | float) else None,
             desired=desired.get(stream_id),
             heartbeat_at_ms=_heartbeat_at_ms(execution),

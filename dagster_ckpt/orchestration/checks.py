@@ -1,14 +1,14 @@
 """Health of streams as Dagster asset checks, evaluated by a sensor and on demand from the page."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
-from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
+from dagster_ckpt.client.health_facts import HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import LatestEvaluation, latest_check_evaluations
 from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY, OtherDeployments
 from dagster_ckpt.orchestration.resources import catalog_of
@@ -22,9 +22,6 @@ _NO_TROUBLE = (Verdict.PASS.value, Verdict.UNKNOWN.value)
 # Reading the checks' state from Dagster takes a millisecond per stream.
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
-
-# Adds facts from outside the catalog, such as the earliest offsets of topics.
-FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
     HealthCheck.RESTORABILITY: "A recent verification proved that a snapshot can be restored (verify_snapshots_job).",
@@ -44,7 +41,6 @@ def build_health_checks(
     *,
     settings: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     checks: Sequence[HealthCheck] = tuple(HealthCheck),
-    facts_besides: FactsBesides | None = None,
 ) -> list[dg.AssetChecksDefinition]:
     """Define the health checks of streams, to run from the page. `build_health_sensor` evaluates them continuously.
 
@@ -53,9 +49,8 @@ def build_health_checks(
     Args:
         settings: Thresholds, for all streams or by stream id.
         checks: Leave out those that cannot be evaluated.
-        facts_besides: Adds facts to those from the catalog.
     """
-    return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
+    return [_checks_of(stream, _settings_of(stream, settings), checks) for stream in streams]
 
 
 def build_health_sensor(
@@ -63,7 +58,6 @@ def build_health_sensor(
     *,
     settings: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     checks: Sequence[HealthCheck] = tuple(HealthCheck),
-    facts_besides: FactsBesides | None = None,
     repeat_after_seconds: int = DAY_S,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
@@ -72,7 +66,6 @@ def build_health_sensor(
     It reads only the catalog, 25 streams per tick: each of 1,000 streams every 200 seconds.
 
     Args:
-        facts_besides: As in `build_health_checks`; it must be fast.
         repeat_after_seconds: When an unchanged result is reported again.
     """
     translator = translator_of(streams)
@@ -95,7 +88,6 @@ def build_health_sensor(
             catalog,
             [(stream, _settings_of(stream, settings)) for stream in evaluated],
             checks,
-            facts_besides,
             now_ms=catalog.now_ms(),
         )
         evaluated_now = [
@@ -136,7 +128,6 @@ def _checks_of(
     stream: StreamingAsset,
     settings: HealthSettings,
     checks: Sequence[HealthCheck],
-    facts_besides: FactsBesides | None,
 ) -> dg.AssetChecksDefinition:
     summary = f"The stream is healthy; the checks of {stream.key.to_user_string()}, its first asset, give the details."
 
@@ -153,7 +144,7 @@ def _checks_of(
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         catalog = catalog_of(context, catalog_key)
-        for _, found, _ in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
+        for _, found, _ in _findings(catalog, [(stream, settings)], checks, now_ms=catalog.now_ms()):
             for evaluation in _evaluations(stream, found, catalog.deployment_id):
                 if evaluation.asset_check_key in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
@@ -172,7 +163,6 @@ def _findings(
     catalog: Catalog,
     streams: Sequence[tuple[StreamingAsset, HealthSettings]],
     checks: Sequence[HealthCheck],
-    facts_besides: FactsBesides | None,
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
@@ -181,8 +171,6 @@ def _findings(
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
         known = replace(facts[stream.stream_id], loaded_version=stream.code_version)
-        if facts_besides is not None:
-            known = facts_besides(stream, known)
         found = judge(known, stream.spec.options, settings, now_ms=now_ms)
         yield stream, [finding for finding in found if finding.check in checks], not known.was_never_started
 

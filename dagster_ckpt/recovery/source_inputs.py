@@ -46,6 +46,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.sources import (
+    COMPACTED,
     DELTA,
     FILE,
     GENERATED,
@@ -204,6 +205,12 @@ def _inputs(
         elif not again.goes_back:
             # The plan of the batch in flight is fixed: what its source lacks shows when it runs.
             continue
+        elif identity is not None and COMPACTED in identity.identity:
+            why = (
+                f"Source {key}: topic {identity.identity[COMPACTED]} is compacted: records that newer ones with their "
+                "key have replaced since are not read again."
+            )
+            yield SourceInput(key, KAFKA, InputStatus.UNKNOWN, why)
         elif kind in (KAFKA, DELTA, ICEBERG):
             yield SourceInput(key, str(kind), InputStatus.ASKED_BY_START)
         elif kind in GENERATED:

@@ -25,7 +25,6 @@ from dagster_ckpt.client.health_facts import (
     SourceFacts,
     health_facts,
     sources_of,
-    with_earliest,
 )
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
@@ -46,7 +45,7 @@ def snapshot(number: int = 7, *, age: int = 0, problem: str | None = None, **fac
         f"snapshot-{number}", "orders", None, SnapshotKind.CHECKPOINT, number,
         SnapshotStatus.COMPLETED, SnapshotTrigger.PERIODIC, 0,
         batch_id=number, full_bytes=facts.get("bytes"), created_at_ms=at_ms, completed_at_ms=at_ms,
-        verified_at_ms=at_ms, verified_problem=problem,
+        verified_at_ms=at_ms, verified_problem=problem, properties={"records_behind": facts.get("lags")},
     )  # fmt: skip
 
 
@@ -125,11 +124,23 @@ def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
         {"source": "FileStreamSource[/in]", "behind": None, "read_up_to": None},
         "nonsense",
     ]
-    kafka, files = with_earliest(sources_of({"sources": reported}) or [], {"t": {"0": 9}})
+    kafka, files = sources_of({"sources": reported}, {"t": 9, "other": 1}) or []
 
-    assert kafka == SourceFacts("KafkaV2[Subscribe[t]]", 5, {"t": {"0": 7}}, {"t": {"0": 9}}, {"t-0": 5})
+    assert kafka == SourceFacts("KafkaV2[Subscribe[t]]", 5, ("t",), {"t-0": 5}, retention_ms=9)
     assert files == SourceFacts("FileStreamSource[/in]")
     assert sources_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("retained_ms", "shortest"),
+    [({"a": 5, "b": 3}, 3), ({"a": -1, "b": 3}, 3), ({"a": -1, "b": -1}, -1), ({"a": 5}, None), ({}, None)],
+)
+def test_the_shortest_retention_of_the_topics_counts(retained_ms: dict[str, int], shortest: int | None) -> None:
+    reported = [{"source": "KafkaV2[Subscribe[a,b]]", "read_up_to": '{"a": {"0": 1}, "b": {"0": 1}}'}]
+
+    (source,) = sources_of({"sources": reported}, retained_ms) or []
+
+    assert source.retention_ms == shortest
 
 
 def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:

@@ -29,9 +29,11 @@ from dagster_ckpt.client.health import Finding, HealthCheck, Verdict
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
+from dagster_ckpt.recovery.source_inputs import InputStatus
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.values.durations import utc_time
 from tests.support.thorough import either
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -39,6 +41,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 SNAPSHOTTED, KILLED, ALL = 30, 45, 63
+RETENTION_MS = 3 * 3_600_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Trial:
     Attributes:
         savepoint: Taken after SNAPSHOTTED sales.
         offsets: By topic and partition, those in the savepoint.
-        lag: The health check of the source while the query had read everything.
+        health: The health checks while the query had read everything.
         preview: What a start from it would do, at KILLED sales.
         counts: The newest count of each shop at the end, after ALL sales.
         recovery: What the start after the kill began with.
@@ -58,7 +61,7 @@ class Trial:
 
     savepoint: SnapshotRecord
     offsets: dict[str, dict[str, int]]
-    lag: Finding
+    health: dict[HealthCheck, Finding]
     preview: RewindPreview
     counts: dict[str, int]
     recovery: str
@@ -112,6 +115,10 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], lo
 @pytest.fixture(scope="module")
 def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     folder = tmp_path_factory.mktemp("kafka-program")
+    # Nothing is compacted yet: all records are in active segments.
+    new = NewTopic(TOPIC, 2, 1, config={"cleanup.policy": "compact,delete", "retention.ms": str(RETENTION_MS)})
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    admin.create_topics([new])[TOPIC].result(DEADLINE_S)
     client = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").client()
 
     def is_committed(sales: int) -> bool:
@@ -126,7 +133,7 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     with program(folder, kafka, 0, SNAPSHOTTED, "unbounded") as process:
         wait_for(lambda: is_committed(SNAPSHOTTED), process, folder / "log-unbounded")
         savepoint = client.trigger_savepoint(STREAM, label="snapshotted")
-        (lag,) = (each for each in client.health(STREAM).findings if each.check is HealthCheck.SOURCE_LAG)
+        health = {each.check: each for each in client.health(STREAM).findings}
         (folder / "asked").write_text(json.dumps([SNAPSHOTTED, KILLED]))
         (folder / "asked").rename(folder / "more")
         wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
@@ -155,7 +162,7 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     assert newest_counts(folder) == counts
     create_again_with_one_partition(kafka.servers)
     debugged.append(debugs())
-    return Trial(savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal, tuple(debugged))
+    return Trial(savepoint, json.loads(offsets or "{}"), health, preview, counts, recovery, refusal, tuple(debugged))
 
 
 def debug(folder: Path, kafka: Kafka) -> str:
@@ -169,7 +176,7 @@ def produce_and_delete(servers: str) -> None:
     producer = Producer({"bootstrap.servers": servers})
     for partition in range(2):
         for _ in range(5):
-            producer.produce(TOPIC, b"late", partition=partition)
+            producer.produce(TOPIC, b"late", key=b"0", partition=partition)
     producer.flush()
     admin = AdminClient({"bootstrap.servers": servers})
     to_the_end = [TopicPartition(TOPIC, partition, OFFSET_END) for partition in range(2)]
@@ -198,8 +205,21 @@ def test_the_offsets_in_a_snapshot_are_those_of_its_batch(trial: Trial) -> None:
 def test_the_snapshot_has_the_lag_of_each_partition_and_health_reports_it(trial: Trial) -> None:
     properties = trial.savepoint.properties or {}
     assert properties["records_behind"] == {f"{TOPIC}-0": 0, f"{TOPIC}-1": 0}
-    assert trial.lag.verdict is Verdict.PASS
-    assert trial.lag.figures["records_behind"] == 0
+    lag = trial.health[HealthCheck.SOURCE_LAG]
+    assert lag.verdict is Verdict.PASS
+    assert lag.figures["records_behind"] == 0
+
+
+def test_health_knows_how_long_the_topic_retains_records(trial: Trial) -> None:
+    retention = trial.health[HealthCheck.SOURCE_RETENTION]
+    assert retention.verdict is Verdict.WARN
+    assert utc_time(trial.savepoint.created_at_ms + RETENTION_MS) in retention.message
+
+
+def test_the_preview_does_not_promise_every_record_of_a_compacted_topic(trial: Trial) -> None:
+    (source,) = trial.preview.inputs
+    assert source.status is InputStatus.UNKNOWN
+    assert f"topic {TOPIC} is compacted" in source.reason
 
 
 def test_the_preview_counts_the_records_that_are_read_again(trial: Trial) -> None:

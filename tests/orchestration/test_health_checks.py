@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.health import HealthCheck
-from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
@@ -270,23 +269,23 @@ def test_many_streams_are_looked_at_in_turn(
     assert watch.tick() == {}
 
 
-def test_thresholds_by_stream_and_facts_from_elsewhere(
+def test_thresholds_by_stream(
     instance: dg.DagsterInstance,
     catalog_resource: CheckpointCatalogResource,
     catalog: Catalog,
     orders: StreamingAsset,
     payments: StreamingAsset,
 ) -> None:
-    def with_failures(_stream: StreamingAsset, facts: HealthFacts) -> HealthFacts:
-        return replace(facts, failures=4)
-
     has_run(catalog, "orders", "shop.payments")
+    for stream_id in ("orders", "shop.payments"):
+        for _ in range(4):
+            begun = begin_snapshot(catalog, stream_id)
+            as_writer(catalog, stream_id).snapshots.fail(begun.snapshot_id, "the disk is full")
     watch = Watch(
         instance,
         catalog_resource,
         [orders, payments],
         settings={"orders": HealthSettings(failures_to_warn=9, failures_to_fail=9)},
-        facts_besides=with_failures,
         checks=[HealthCheck.CONSECUTIVE_FAILURES],
     )
 

@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, Rewind
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, source_inputs
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
-from dagster_ckpt.spark.query.sources import SourceIdentity
+from dagster_ckpt.spark.query.sources import COMPACTED, SourceIdentity
 
 CASES = yaml.safe_load((Path(__file__).parent / "source_inputs.yaml").read_text())
 LAST, POINT = 5, 2
@@ -62,7 +62,8 @@ class Read:
         stream.catalog.journal.after.return_value = journal
         known = self.case.keys() & {*_OPTIONS, "kind"}
         options = {name: self.case[key] for key, name in _OPTIONS.items() if key in self.case}
-        recorded = SourceIdentity(self.case.get("kind", "file"), None, {}, options)
+        identity = {COMPACTED: self.case["compacted"]} if "compacted" in self.case else {}
+        recorded = SourceIdentity(self.case.get("kind", "file"), None, identity, options)
         stream.catalog.executions.last_sources.return_value = [recorded.as_record()] if known else None
         stream.catalog.streams.get.return_value.live_directory = str(self.live)
         stream.catalog.executions.newest_by_other.return_value = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,27 @@ class ReadTopics:
     pattern: str | None
     cluster_id: str | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, TopicPolicy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TopicPolicy:
+    """When a topic deletes records.
+
+    Attributes:
+        is_compacted: It replaces a record by a newer one with its key.
+        retention_ms: It deletes older records, and no others; -1: none. None if its size also decides.
+    """
+
+    is_compacted: bool
+    retention_ms: int | None
+
+    @staticmethod
+    def of(config: Callable[[str], str]) -> TopicPolicy:
+        policies = config("cleanup.policy")
+        deletes, has_limit = "delete" in policies, int(config("retention.bytes")) >= 0
+        retention_ms = int(config("retention.ms")) if deletes else -1
+        return TopicPolicy("compact" in policies, None if deletes and has_limit else retention_ms)
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:
@@ -76,11 +97,16 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
             cluster = str(client.describeCluster().clusterId().get(_ASK_S, seconds))
             known = replace(known, cluster_id=cluster)
             ids: dict[str, str] = {}
-            for name, answer in _described(jvm, client, _topic_names(jvm, client, source, _ASK_S)):
-                # The topic may not exist yet.
+            policies: dict[str, TopicPolicy] = {}
+            names = _topic_names(jvm, client, source, _ASK_S)
+            configs = _configs(jvm, client, names)
+            for name, answer in _described(jvm, client, names):
+                # The topic may not exist yet, or its configuration may not be shown to this user.
                 with suppress(Exception):
                     ids[name] = str(answer.get(_ASK_S, seconds).topicId())
-            return replace(known, topic_ids=ids)
+                    config = configs[name].get(_ASK_S, seconds)
+                    policies[name] = TopicPolicy.of(lambda key, of=config: str(of.get(key).value()))
+            return replace(known, topic_ids=ids, policies=policies)
     except StorageAccessError:
         return known
 
@@ -111,15 +137,21 @@ def kept_offsets(
 def offsets_at(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
 ) -> dict[tuple[str, int], int]:
-    """Return the first offset at or after a time (ms since the epoch) by partition; its end if there is none."""
+    """Return the first offset at or after a time (ms since the epoch) by partition; its end if there is none.
+
+    Partitions that no longer exist are left out.
+    """
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], int] = {}
-        for each in partitions:
+        for each in _partitions(jvm, client, {topic for topic, _ in partitions}):
+            if each not in partitions:
+                continue
             offset = _offset(jvm, client, each, specs.forTimestamp(at_ms))
             if offset is None or offset < 0:
                 offset = _offset(jvm, client, each, specs.latest())
-            found[each] = offset or 0
+            if offset is not None:
+                found[each] = offset
         return found
 
 
@@ -156,6 +188,16 @@ def _described(jvm: Any, client: Any, names: Collection[str]) -> list[tuple[str,
     for name in sorted(names):
         asked.add(name)
     return sorted((str(name), answer) for name, answer in dict(client.describeTopics(asked).topicNameValues()).items())
+
+
+def _configs(jvm: Any, client: Any, topics: Collection[str]) -> dict[str, Any]:
+    resource = jvm.org.apache.kafka.common.config.ConfigResource
+    keys = {name: resource(resource.Type.TOPIC, name) for name in topics}
+    asked = jvm.java.util.ArrayList()
+    for key in keys.values():
+        asked.add(key)
+    answers = client.describeConfigs(asked).values()
+    return {name: answers.get(key) for name, key in keys.items()}
 
 
 @contextmanager

@@ -37,6 +37,8 @@ FILE, DELTA, ICEBERG, KAFKA = "file", "delta", "iceberg", "kafka"
 GENERATED = ("rate", "rate-micro-batch")
 PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
 TOPIC_ID = "id of topic "
+# Policies of topics when the query started, by topic.
+COMPACTED, RETENTION_MS = "compacted topics", "retention.ms of topic "
 # Options that decide what is read; limits of a batch do not.
 _DECIDING = {
     FILE: (
@@ -238,11 +240,15 @@ def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
     source = kafka_source(leaf)
     if source is not None:
         read = topics_of(writer, source)
+        compacted = sorted(topic for topic, policy in read.policies.items() if policy.is_compacted)
+        retained = {topic: policy.retention_ms for topic, policy in sorted(read.policies.items())}
         return KAFKA, {
             **({TOPICS: ",".join(sorted(read.topics))} if read.topics else {}),
             **({PATTERN: read.pattern} if read.pattern else {}),
             **({CLUSTER: read.cluster_id} if read.cluster_id else {}),
             **{f"{TOPIC_ID}{topic}": text for topic, text in sorted(read.topic_ids.items())},
+            **({COMPACTED: ",".join(compacted)} if compacted else {}),
+            **{f"{RETENTION_MS}{topic}": str(each) for topic, each in retained.items() if each is not None},
         }
     if not leaf.source().isDefined():
         return "table", {TABLE: str(leaf.table().name())}

@@ -1,4 +1,4 @@
-"""Health of streams as Dagster asset checks, evaluated by a sensor and on demand from the page."""
+"""Health of streams as Dagster asset checks."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,6 @@ def build_health_checks(
     Args:
         settings: Thresholds, for all streams or by stream id.
         checks: Leave out those that cannot be evaluated.
-        facts_besides: Adds facts to those from the catalog.
     """
     return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
 
@@ -72,7 +71,7 @@ def build_health_sensor(
     It reads only the catalog, 25 streams per tick: each of 1,000 streams every 200 seconds.
 
     Args:
-        facts_besides: As in `build_health_checks`; it must be fast.
+        facts_besides: It must be fast.
         repeat_after_seconds: When an unchanged result is reported again.
     """
     translator = translator_of(streams)
@@ -176,7 +175,6 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
-    """Yield each stream, its findings, and whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:

@@ -63,7 +63,7 @@ dry_run = click.option("--dry-run", is_flag=True, help="Only report what would b
 
 @dataclass(frozen=True)
 class Deployment:
-    """The options that name a deployment. Storage and live root are for streams that the catalog does not know."""
+    """The options that name a deployment."""
 
     catalog: str | None = None
     storage: str | None = None
@@ -92,7 +92,7 @@ class Deployment:
         return Client(url, storage=found.storage, live_root=found.live_root)
 
     def catalog_url(self) -> str:
-        """The catalog's URL, from an option, the environment or the file."""
+        """The URL of the configured catalog."""
         found = self.catalog if self.catalog is not None else self._from_file().catalog
         if found is None:
             raise click.UsageError(

@@ -16,7 +16,7 @@ def commands() -> click.Group:
 
 
 def main() -> None:
-    """Run a command. A signal that ends it withdraws what it waits for, as Ctrl-C does."""
+    """Run a command."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         # Under nohup, SIGHUP is ignored and stays so.

@@ -54,8 +54,8 @@ class Client(GraphMethods, MaintenanceMethods):
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
-        storage: Credentials for the storage, and where the snapshots are of streams that the catalog does not know: a
-            path, a URL or a storage object.
+        storage: Credentials for the storage, and the place of snapshots of streams that the catalog does not know: a
+            path, URL or storage object.
         live_root: Folder of live directories of streams that the catalog does not know.
         checkpointing: Checkpointing options by stream id, instead of the recorded ones.
         origin: Who operates, as the catalog shows it; default: user and host.
@@ -355,7 +355,7 @@ class Client(GraphMethods, MaintenanceMethods):
         replayed on the copy. The result receives the output, instead of the sink.
 
         Args:
-            batch: Number of the batch. The newest may have failed.
+            batch: The newest may have failed.
             query: Describes the query, as for `run_stream`; pass other code to try it.
             timeout_s: For each batch that is run.
 
@@ -400,8 +400,6 @@ class Client(GraphMethods, MaintenanceMethods):
         report: Callable[[str], None] = _LOG.info,
     ) -> EditedState:
         """Create a savepoint from a snapshot, with edited rows in its state. Nothing else is changed.
-
-        Start the stream from the savepoint to continue with the edited state.
 
         Args:
             edits: Keys to forget and rows to write.

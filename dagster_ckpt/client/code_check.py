@@ -275,7 +275,6 @@ class _CodeCheck:
         return facts, plan_of_start(self.stream, facts, self.describe)
 
     def _newest(self, error: StorageAccessError) -> RecoveryPlan:
-        """Plan with the catalog alone, on a machine that cannot reach the storage."""
         newest = next(iter(self.stream.catalog.snapshots.restorable(self.stream.stream_id)), None)
         if newest is None:
             raise error

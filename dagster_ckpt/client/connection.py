@@ -140,7 +140,7 @@ class Connection:
 
     @property
     def origin(self) -> str:
-        """Who operates, as the catalog shows it."""
+        """Who operates."""
         return self._origin
 
     def operating_as(self, origin: str) -> Self:

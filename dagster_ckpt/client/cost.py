@@ -67,7 +67,7 @@ OF_A_BATCH: Mapping[Part, Requests] = {
     Part.SOURCES: Requests(put=1, copy=1, list=10, get=2, head=16, delete=1),
     Part.SINKS: Requests(put=1, copy=1, list=11, get=1, head=14, delete=1),
 }
-# Per batch, state store and partition. Since Spark 4.1 each file of state has another one with its checksum
+# Per batch, state store and partition. Since Spark 4.1 each file of state has a checksum file
 # (`spark.sql.streaming.checkpoint.fileChecksum.enabled`), which costs the same again.
 OF_A_STORE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(put=2, copy=2, list=17, head=23, delete=2),

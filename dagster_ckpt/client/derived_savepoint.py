@@ -1,4 +1,4 @@
-"""Savepoints that are made from another snapshot: a promoted copy, or one with edited state.
+"""Savepoints made from another snapshot: a promoted copy, or one with edited state.
 
 An edit restores the snapshot into a temporary directory, rewrites its state, compares the result with the original and
 stores it; it needs no lease. The ids of all edits in a state are in the file `metadata` of its directory and in the
@@ -317,7 +317,6 @@ def _who_deletes(snapshot: SnapshotRecord) -> str:
 
 
 def _header(stream: StreamHandle, location: str) -> SnapshotHeader | str | None:
-    """Return the header of a snapshot, None if it is gone, or why it is unreadable."""
     try:
         return stream.store.manifest(location).header
     except SnapshotNotFoundError:

@@ -84,7 +84,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """Return a completed snapshot by `latest`, its id, number (`chk-7`), label or location."""
+    """Return the completed snapshot that `reference` names."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)

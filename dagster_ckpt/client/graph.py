@@ -1,4 +1,4 @@
-"""Client methods for streams that read each other's output, and how far each has read."""
+"""Client methods for streams that read each other's output."""
 
 from __future__ import annotations
 

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-# Names the START request that a driver answers.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 # Short, because nothing writes output during this wait.
@@ -63,10 +62,9 @@ class DriverLaunch:
     """How a driver is launched.
 
     Attributes:
-        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced. If the environment does not
-            reach the driver, pass the request with `--conf
-            spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
-            spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
+        command: `{stream_id}` and `{start_request}` in it are replaced. If the environment does not reach the driver,
+            pass the request with `--conf spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or
+            `--conf spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
         environment: Variables in addition to those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
@@ -310,8 +308,8 @@ def hand_over(
     """Check a start with the loaded code, and only then suspend the running query.
 
     Without a query to hand over, only verify batches, if the start asks for it. If the start is refused, the request
-    fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
-    again where it stopped.
+    fails with the reason and the query runs on. If the request is withdrawn, the query runs on, or is started again
+    where it stopped.
     """
     report = report or (lambda message: log_message(stream.stream_id, message))
     takes_over = hands_over(stream, request_id)

@@ -167,8 +167,6 @@ class LifecycleMethods(Connection):
     def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
         """Preview what a start would undo, process again, and do to each sink. Changes nothing.
 
-        `start_from` is that of `restart`.
-
         Raises:
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
             RecoveryExhaustedError: Every point that the stream could continue from is damaged.
@@ -193,11 +191,11 @@ class LifecycleMethods(Connection):
     ) -> CompatibilityReport:
         """Compare the code of a stream with the state that a start would continue from.
 
-        Sources, operators, layout of the state, and sink are judged as by the start. If only the catalog can be
-        reached, the code is compared with the newest snapshot that it records.
+        Sources, operators, state layout and sink are judged as by the start. If only the catalog can be reached, the
+        code is compared with the newest recorded snapshot.
 
         Args:
-            query: Describes the query of the code, without starting it.
+            query: Describes the query without starting it.
             state_migrations: Those of the code; default: those that the stream is defined with.
 
         Raises:
@@ -263,7 +261,7 @@ class LifecycleMethods(Connection):
         suspend_first: bool = False,
         launch_of: str | None = None,
     ) -> RewindPreview:
-        """Restart a stream; `launch_of` is the execution whose driver is launched again."""
+        """`launch_of` is the execution whose driver is launched again."""
         from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
         from dagster_ckpt.stream.snapshots import holding
@@ -352,7 +350,7 @@ class LifecycleMethods(Connection):
         hands_over: bool = False,
         launch_of: str | None = None,
     ) -> RequestRecord:
-        """Check and submit a start; with `hands_over`, the launched run checks its code while the query runs."""
+        """With `hands_over`, the launched run checks its code while the query runs."""
         from dagster_ckpt.client.preflight import listed_snapshot, start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
 

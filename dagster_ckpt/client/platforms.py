@@ -26,7 +26,6 @@ class PlatformLaunch(ABC):
     """A platform that runs drivers, and what it is to run. Subclass it for a platform of your own.
 
     Attributes:
-        client: Calls the platform.
         request: The platform's request for a run. In each string, `{stream_id}` and `{start_request}` are replaced; the
             driver gets the latter in its environment variable `DAGSTER_CKPT_START_REQUEST`.
         start_timeout_s: Seconds that the cluster and the query may take to start; after that the run is canceled.

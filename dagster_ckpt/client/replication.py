@@ -1,8 +1,4 @@
-"""Verified copies of snapshots in a second storage.
-
-A copy has the id, number and content of its original, in the folders of a checkpoint storage, so a start takes it by
-its location, and a catalog can be rebuilt from it. The catalog lists no copy.
-"""
+"""Verified copies of snapshots in a second storage. The catalog lists no copy."""
 
 from __future__ import annotations
 

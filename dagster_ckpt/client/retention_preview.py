@@ -1,4 +1,4 @@
-"""Shows what a retention policy would keep of a stream's checkpoints, now and if always in effect."""
+"""Previews retention policies."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history:
 
 
 def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview:
-    """Replay a policy; the guard keeps what a recovery would have taken first at each time.
+    """The guard keeps what a recovery would have taken first at each time.
 
     Which snapshots were proven, tagged or in use then is not recorded.
     """

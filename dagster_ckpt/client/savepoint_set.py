@@ -6,8 +6,8 @@ test finds that one does not, it is taken once more.
 In storage, a file next to each savepoint names the set, for a rebuilt catalog. It is written before the catalog records
 the set, and deleted before the catalog releases it.
 
-For a restart, streams are suspended and restored downstream first, and started upstream first: at no step has a stream
-read rows that its upstream lacks. If the process dies, the same command finishes.
+For a restart, streams are restored downstream first and started upstream first: at no step has a stream read rows that
+its upstream lacks.
 """
 
 from __future__ import annotations

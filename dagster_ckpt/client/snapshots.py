@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 
-# The checkpoint that a savepoint is a copy of.
 _PROMOTED_FROM = "promoted_from"
 
 

@@ -1,9 +1,7 @@
 """Dagster integration on top of the client. Start with `definitions`.
 
 `stream` says what a stream is, `streaming_asset` and `external_asset` define them, `stream_run` executes one inside a
-Dagster run, `resources` and `settings` configure it, `jobs` has the operator jobs and schedules, `catalog_sensor`
-reports snapshots, `supervisor_sensor` restarts and reconciles streams, `checks` evaluates their health, and `component`
-declares streams in YAML.
+Dagster run, `catalog_sensor` reports snapshots, and `supervisor_sensor` restarts and reconciles streams.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry

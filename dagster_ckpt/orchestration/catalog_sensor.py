@@ -1,4 +1,4 @@
-"""The catalog sensor: reports each completed snapshot once, as an event on its streaming asset.
+"""The catalog sensor.
 
 Dagster keeps reported events forever, so of periodic checkpoints only the first per interval is reported. Intervals
 follow the clock, so reading the events again gives the same answer.

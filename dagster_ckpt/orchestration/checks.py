@@ -1,4 +1,4 @@
-"""Health of streams as Dagster asset checks, evaluated by a sensor and on demand from the page."""
+"""Health of streams as Dagster asset checks."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +166,6 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
-    """Yield each stream, its findings, and whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:

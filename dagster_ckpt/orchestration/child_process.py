@@ -1,7 +1,6 @@
 """Run a function in a forked child process, and another child after its death, without importing anything again.
 
-No JVM may be started before a fork. A `Spare` is a child that has prepared the function and waits; `Standby` keeps one
-ready.
+No JVM may be started before a fork.
 """
 
 from __future__ import annotations
@@ -257,7 +256,7 @@ LONGEST_DELAY_S = 900.0
 
 
 class Standby(Generic[T]):
-    """Keeps at most one spare, and none if `start` is None; `clock` is in s."""
+    """Keeps at most one spare, and none if `start` is None."""
 
     def __init__(
         self,

@@ -32,10 +32,7 @@ _NO_BATCH = -1
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """The newest reported checkpoint of a stream when an asset began to read its output.
-
-    `exactly`: the asset reads no later batch.
-    """
+    """The newest reported checkpoint of a stream when an asset began to read its output."""
 
     stream_id: str
     snapshot_id: str

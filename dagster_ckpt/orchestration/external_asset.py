@@ -133,7 +133,7 @@ def external_streaming_asset(
 def run_driver(
     context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch | PlatformLaunch
 ) -> Iterator[Any]:
-    """Launch the driver of a stream, or find it, and follow it.
+    """Launch or find the driver, and follow it.
 
     Raises:
         dagster.Failure: It did not start its query, the stream failed or was canceled, or this run was asked to stop

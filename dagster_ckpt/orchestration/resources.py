@@ -332,7 +332,7 @@ class DeploymentResources:
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; with `SparkSessionResource`, the first use starts Spark."""
+        """The Spark session."""
         assert self.pyspark is not None, "the step requires no Spark session"
         return self.pyspark.spark_session
 

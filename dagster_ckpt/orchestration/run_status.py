@@ -49,7 +49,6 @@ UNFINISHED = [
     for status in dg.DagsterRunStatus
     if status not in (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 ]
-# Dagster's tags on retries and re-executed runs.
 RETRY_NUMBER_TAG = "dagster/retry_number"
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
@@ -169,7 +168,7 @@ _END_REASONS = {
 class RunWatch:
     """Determines whether a stream should stop, and why.
 
-    `signalled`: a signal asked the process to stop; `clock`: monotonic, in ms.
+    `signalled`: a signal asked the process to stop.
     """
 
     def __init__(

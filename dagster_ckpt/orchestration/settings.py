@@ -1,4 +1,4 @@
-"""Options as Dagster config: `CheckpointConfig`, `RestartStrategies`, `UpgradePolicy`, and where a run starts.
+"""Options as Dagster config.
 
 The `config` parameter of a stream's function is kept in a tag of each run. A run that the supervisor sensor launches
 takes it from there, so that a restart does not change what the query computes.
@@ -297,7 +297,6 @@ def _shown_description(field: Any) -> str:
 
 
 PARAMETER = "config"
-# The config of the stream's function, as JSON.
 CONFIG_TAG = "dagster_ckpt/config"
 _BY_SUPERVISOR = frozenset({RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG})
 

@@ -120,7 +120,7 @@ def run_stream(
 
 
 def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
-    """Start Spark in a spare process; return a function that says whether it is still of use."""
+    """Start Spark in a spare process; return a check that it is still of use."""
     with capture_interrupts():
         spark = resources.spark_session
         # Again: creating a session replaces the SIGINT handler.

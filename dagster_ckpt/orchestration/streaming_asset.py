@@ -138,7 +138,6 @@ def streaming_asset(
         stream_id: Id in catalog and storage; default: the asset key joined by dots. If you rename the asset, keep it,
             and the asset keeps its state.
         name: Asset name; default: the function's name.
-        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources.
         options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it),
             `owners`, `kinds` (three at most; default: spark and streaming) and `freshness_policy` (default:
@@ -411,7 +410,7 @@ def declare_stream(
     Args:
         runs_in: The asset, multi-asset or job whose op calls `StreamResource.run` with it.
         op: For a job: the name of that op; default: its only one.
-        translator: As in `streaming_asset`; your own definition keeps its names.
+        translator: Your own definition keeps its names.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))

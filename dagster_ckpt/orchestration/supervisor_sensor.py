@@ -1,4 +1,4 @@
-"""The supervisor sensor: reconciles streams with their desired state."""
+"""The supervisor sensor."""
 
 from __future__ import annotations
 

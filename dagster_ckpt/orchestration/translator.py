@@ -1,4 +1,4 @@
-"""`StreamTranslator`: the asset keys and names that streams get in Dagster, and the resources that they use."""
+"""Names and resource keys of streams in Dagster."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StreamTranslator:
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
-        """Return the key of the resource `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
+        """Return the key of a resource."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:

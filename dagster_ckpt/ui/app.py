@@ -1,7 +1,4 @@
-"""The ASGI application of the checkpoint page, and the metrics of all streams for Prometheus.
-
-With `--actions` the page offers actions (`ActionLog`).
-"""
+"""The ASGI application of the checkpoint page, and the metrics of all streams for Prometheus."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ from dagster_ckpt.values.storage_path import StoragePath, location_url
 # Past actions on the page; the catalog has all.
 _REMEMBERED = 50
 _AT_ONCE = 4
-# How long the server waits for actions when it ends.
 _CLOSING_S = 5.0
 Report = Callable[[str], None]
 
@@ -90,7 +86,7 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """Start an action; `work` receives a reporter of steps, and returns its result as messages."""
+        """Start an action; `work` reports its steps, and returns its result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)
@@ -168,7 +164,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LARGEST_FORM = 10_000
-# The pages of a stream that take no more than its name.
 _TABS: dict[str, Callable[[Client, str], Any]] = {
     "overview": views.overview,
     "timeline": views.timeline,

@@ -27,7 +27,6 @@ _MOST_POINTS = 200
 _SAVEPOINT = 2.0
 # Room for the name at an end of the axis.
 _END_NAME = 170
-# A value this many times as high as the others is cut off.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
 # Starts that continue where the previous execution stopped.
@@ -64,7 +63,6 @@ def _dot(point: Point, place: tuple[float, float], text: Callable[[int], str]) -
     return f'<circle cx="{place[0]}" cy="{place[1]}" r="3"><title>{title}</title></circle>'
 
 
-# Distances of ticks that are round on a clock.
 _STEPS = tuple(
     seconds * 1000
     for seconds in (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800)

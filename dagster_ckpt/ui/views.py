@@ -44,7 +44,7 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
-# Figures of snapshots in charts and summary: title, field, format.
+# Figures of snapshots in charts and summary.
 _FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("Duration", "duration_ms", rounded_duration),
     ("Size", "full_bytes", size),
@@ -87,7 +87,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Statistics of one figure, as text: minimum, mean, maximum, then percentiles 50, 90, 95 and 99."""
+    """Statistics of one figure, as text: minimum, mean, maximum, then `_PERCENTILES`."""
 
     title: str
     values: tuple[str, ...]

@@ -56,7 +56,7 @@ _Result = TypeVar("_Result")
 
 
 class Parameter(NamedTuple):
-    """`kind` is bool, int, float, str, list, dict, or an enum; `default` is `REQUIRED` if it has none."""
+    """`kind` is one of `_KINDS`, or an enum; `default` is `REQUIRED` if it has none."""
 
     name: str
     kind: type[Any]

@@ -1,4 +1,4 @@
-"""`CustomFileIO`: the base class for storage of your own, with four methods to implement."""
+"""`CustomFileIO`: the base class for storage of your own."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def folders_overlap(one: str, other: str) -> bool:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Whether a folder is inside another one or the same. Neither needs to exist; links are followed."""
+    """Whether a folder is inside another one or the same."""
     return folder_of(outer).name in folder_of(inner).within
 
 

@@ -1,7 +1,5 @@
 """Delta tables, written by Delta's own sink or by a `foreachBatch` function.
 
-After a roll-back the query continues under a new id, because the table skips the undone batches of the old one.
-
 Delta drops a write whose `txnAppId` and `txnVersion` it has; `delta_transaction` sets them. The session forgets the
 version after the first write (`autoReset`), and Delta then refuses a second one. Writes have names, not numbers,
 because changed code may add one before them.

@@ -193,7 +193,7 @@ class DeltaLog:
         return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
 
     def last_batch(self, query_id: str) -> int | None:
-        """Return the newest batch of a query, even an undone one: the table skips it."""
+        """Return the newest batch of a query, even an undone one."""
         batches = (self.commit(version).batch_of([query_id]) for version in sorted(self._versions, reverse=True))
         return next((batch for batch in batches if batch is not None), None)
 

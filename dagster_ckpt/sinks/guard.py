@@ -33,7 +33,7 @@ class Verdict(StrEnum):
     """What happens to the log of a folder.
 
     ROLL_BACK: It goes back to the query's batch, or is emptied for a start with empty state.
-    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
+    BEGIN: The folder gets a log without files up to the batch (`begin_log`).
     """
 
     LEAVE = "LEAVE"

@@ -1,8 +1,7 @@
 """The snapshots of an Iceberg table, and to which of them it is rolled back. Works on values alone.
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
-that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So the query has a new id
-after a roll-back.
+that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`).
 """
 
 from __future__ import annotations

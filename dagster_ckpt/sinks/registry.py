@@ -1,7 +1,6 @@
 """Find the kind of a sink by Spark's name for it.
 
-Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
-`ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
+Spark calls every `foreachBatch` query `ForeachBatchSink`. For the option that the package adds, see `Sink.of`.
 """
 
 from __future__ import annotations

@@ -201,10 +201,9 @@ class BatchRows:
 
 
 class Sink:
-    """A sink of a query, and the protocol of all kinds of sinks.
+    """The protocol of all kinds of sinks; by default, a sink of which nothing is known.
 
-    The base class is a sink of which nothing is known; a kind overrides what it knows. A table that can go back is a
-    `TableSink`.
+    A kind overrides what it knows. A table that can go back is a `TableSink`.
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.

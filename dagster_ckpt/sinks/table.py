@@ -49,8 +49,8 @@ class TablePlan:
     Attributes:
         moves: Whether there is anything to undo.
         how: Beginning of a sentence, such as "The table is restored to version 3".
-        command: Command with which a person does the same; may be empty.
-        others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
+        command: Command with which a person does the same.
+        others: What others have written since and would lose, such as "versions 4, 5".
         basis: What `commit` needs, such as the table's version at the time.
     """
 
@@ -79,7 +79,7 @@ class TableVerdict:
 
 
 def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
-    """Decide, from values alone, what a start does to a table; `plan` is None if there is no such table."""
+    """Decide, from values alone, what a start does to a table."""
     if plan is None and to.batch_id < 0:
         return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
     if plan is None:
@@ -147,10 +147,10 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
 
     def commit(self, plan: TablePlan) -> None:
-        """Carry out a plan, if possible in one commit that fails if the table was changed since.
+        """Carry out a plan, if possible in one conditional commit.
 
         Raises:
-            VersionTakenError: The table was changed since.
+            VersionTakenError: The table was changed since the plan.
         """
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
@@ -188,7 +188,7 @@ class TableSink(Sink):
         """Plan, check and commit, again after `VersionTakenError`; a repeated call finds nothing to undo.
 
         The lease is checked between plan and commit, so that a successor's commits come after the plan and make this
-        commit fail. A table with nothing to undo is fenced, so that a former holder's plan fails too.
+        commit fail. A table with nothing to undo is fenced.
         """
         if not to.roll_back_tables:
             # A person has rolled it back, or the start is refused.

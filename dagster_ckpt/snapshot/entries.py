@@ -39,7 +39,7 @@ class FileEntry(NamedTuple):
     """One file of a snapshot.
 
     Attributes:
-        digest: BLAKE3 of its content, hexadecimal.
+        digest: BLAKE3 of its content.
         object: Its data object, relative to the snapshot's directory; None: the metadata.
     """
 

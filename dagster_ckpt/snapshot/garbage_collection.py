@@ -42,7 +42,7 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
 
 
 def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = ()) -> int:
-    """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
+    """Delete a snapshot, or resume an interrupted deletion.
 
     Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
     those that this snapshot needed.
@@ -89,7 +89,7 @@ class Garbage:
 
 
 def storage_time_ms(file_io: FileIO) -> int | None:
-    """A time after every existing object, by the storage's clock; None if it dates no objects."""
+    """A time after every existing object, by the storage's clock."""
     now_ms = file_io.clock_ms(probe_name())
     return now_ms + 1 if now_ms is not None else None
 
@@ -150,7 +150,7 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """Delete the remains of crashed savepoints, known by their marker: users may be copying others."""
+        """Delete the remains of crashed savepoints, known by `INCOMPLETE_NAME`."""
         file_io = self.file_io
         found = self._probes()
         for directory, entry in file_io.list().items():

@@ -232,7 +232,7 @@ class ObjectSnapshotStore:
         progress: Progress = lambda _done, _total: None,
         again: bool = False,
     ) -> StoredSnapshot:
-        """Copy a snapshot of another storage byte for byte; its objects that are here already only with `again`."""
+        """Copy a snapshot of another storage byte for byte. For `again` see `copy_snapshot`."""
         source_io, directory = source._at(location)
         is_checkpoint = checkpoint_number(directory) is not None
         root = self._layout.stream_root if is_checkpoint else self._layout.savepoint_root

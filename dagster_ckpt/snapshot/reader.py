@@ -1,4 +1,4 @@
-"""Read snapshots: parse the manifest, extract files, verify integrity, copy a whole one to another storage."""
+"""Read, verify and copy snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_metadata(file_io: FileIO, directory: str) -> Metadata:
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> dict[str, int]:
-    """The bytes needed of each data object, by its name in the parent folder; cheap with many files.
+    """The bytes needed of each data object, by its name in the parent folder.
 
     The metadata has another `name` while the snapshot is being deleted.
     """
@@ -72,7 +72,7 @@ def extract(
 
 
 def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> list[str]:
-    """The problems of a snapshot; none if it is intact.
+    """See `SnapshotStore.verify`.
 
     Without `deep`, only check that the data objects exist and are long enough. StorageAccessError says nothing about
     the snapshot.
@@ -163,7 +163,7 @@ def _altered(entry: FileEntry, location: str) -> SnapshotCorruptError:
 def copy_snapshot(
     source: FileIO, target: FileIO, directory: str, *, width: int, progress: Progress, again: bool = False
 ) -> int:
-    """Copy a snapshot under its own name, data objects first; returns the bytes that were written. Repeatable.
+    """Copy a snapshot under its own name, data objects first; returns the bytes written. Repeatable.
 
     A copy shares its objects with the copies that are there. A repetition uses the objects of an interrupted copy; a
     sweep deletes them.

@@ -39,7 +39,7 @@ class WriteOptions:
 
     Attributes:
         inline_threshold: Files smaller than this many bytes are stored in the metadata; None: all files.
-        pack_target_bytes: Size from which a data object takes no further file.
+        pack_target_bytes: See `PackTask`.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
     """
@@ -171,8 +171,7 @@ class _Writer:
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
         """Split files into those to inline and those to pack.
 
-        If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
-        written again each time.
+        If a data object is written anyway, small files that the next snapshots will share go there too.
         """
         inline, packed = [], []
         size = len(self._inline)

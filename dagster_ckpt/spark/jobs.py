@@ -58,7 +58,7 @@ def in_job_group(
     check_aborted: Callable[[], None],
     progress: JobProgress | None = None,
 ) -> _Result:
-    """Run `work` in a separate thread and Spark job group, and return its result.
+    """Run `work` in a separate thread and Spark job group.
 
     An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If `check_aborted`, called
     several times a second, raises, the jobs are canceled.

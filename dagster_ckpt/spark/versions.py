@@ -120,7 +120,7 @@ RELEASES = (
 
 NAMES_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 OFFSET_LOG_VERSION = "spark.sql.streaming.offsetLog.formatVersion"
-# Settings that a release without the feature would silently ignore.
+# See `refuse_unknown_settings`.
 SETTINGS: Mapping[str, Feature] = MappingProxyType(
     {
         f"{_STATE_STORE}numStateStoreMaintenanceThreads": Feature.MAINTENANCE_THREADS,
@@ -244,7 +244,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """Return the version in a line such as `v2`, None if it is none; refuse an unknown version."""
+        """Return the version in a line such as `v2`, None if it is none."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None

@@ -52,12 +52,12 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """Read `key_bytes` and `value_bytes`, each row in its partition of the state."""
+        """Read each row in its partition of the state."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """Write a snapshot of each partition, and return the number of rows."""
+        """Write a snapshot of each partition."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 

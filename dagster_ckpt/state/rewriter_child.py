@@ -1,4 +1,4 @@
-"""The child process of `rewriter.py`, in which another Spark rewrites, edits or reads state.
+"""The child process of `rewriter.py`.
 
 Orders and answers are lines of JSON: an order, progress, and the answer or an error.
 """

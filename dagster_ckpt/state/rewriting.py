@@ -178,8 +178,7 @@ def rewrite_state(
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory, which is deleted on any error.
 
-    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The new directory replays
-    the batch in flight.
+    Executors do it, perhaps those of another Spark: see `rewriter.py`. The new directory replays the batch in flight.
 
     Args:
         spark: Session whose settings of the state store apply.
@@ -329,7 +328,7 @@ class _Rewrite:
     change_rows: RowChange | None
     progress: JobProgress
     batch_id: int
-    # For a graft: the state of the former query, and the rows that an operator takes from it.
+    # For a graft, from the state of the former query.
     former: StoppedState | None = None
     taken: Mapping[int, TakenRows] = field(default_factory=dict)
     given: Mapping[int, LiveDirectory] = field(default_factory=dict)

@@ -299,7 +299,7 @@ def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -
 def copy_operators(
     source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
 ) -> StateIds:
-    """Copy operators that the skeleton leaves out, with their state; returns its unique ids (format v2)."""
+    """Copy operators that the skeleton leaves out, with their state."""
     if operators:
         described = [
             each
@@ -405,7 +405,7 @@ def is_readable(state: StoppedState) -> bool:
 
 @contextmanager
 def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirectory]:
-    """Provide the directory, or a copy for Spark's reader, which is deleted at the end."""
+    """Provide the directory, or what `described` makes of it."""
     state = StoppedState.read(live)
     if is_readable(state):
         yield live

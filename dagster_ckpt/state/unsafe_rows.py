@@ -6,7 +6,7 @@ refused.
 Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes, with
 offset and length in the slot. Arrays have their length first, and elements as wide as their type.
 
-A `Graft` gives a stopped query the operators of another one, which take values field by field, and keys as they are.
+The operators of a `Graft` take values field by field, and keys as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver's part of the protocol: a start becomes the owner of every marker."""
+"""The driver's part of the protocol."""
 
 from __future__ import annotations
 
@@ -98,10 +98,9 @@ _NO_PAST = Past()
 
 
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
-    """Make this start the owner of every marker, on the driver and before its first batch.
+    """Make this start the owner of every marker, before its first batch.
 
-    That includes markers of former topics and prefixes: a predecessor that still runs there is fenced, and its newest
-    batch is not repeated.
+    A predecessor that still runs at a former topic or prefix is fenced, and its newest batch is not repeated.
     """
     await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):

@@ -104,7 +104,7 @@ class Session:
         self._count = 0
 
     def begin_epoch(self) -> None:
-        """Fence earlier producers of the writer, and abort what they have not committed."""
+        """Fence earlier producers of the writer."""
         # Connect first: otherwise librdkafka misses the coordinator, and looks again after half a second.
         _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))

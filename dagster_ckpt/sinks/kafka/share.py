@@ -1,4 +1,4 @@
-"""The executors' part of the protocol: the share of one writer, in one transaction.
+"""The executors' part of the protocol.
 
 Every Python worker imports this module, so it imports little and nothing of Spark.
 """
@@ -42,7 +42,7 @@ class Written:
 
 
 def write_share(target: Transactions, writer: int, batch: int, records: Iterable[RecordFields]) -> Written:
-    """Send the share of one writer in one transaction. Run by an executor.
+    """Send the share of one writer in one transaction.
 
     Raises:
         LeaseLostError: Another run owns the marker.

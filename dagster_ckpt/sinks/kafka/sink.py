@@ -1,4 +1,4 @@
-"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one."""
+"""Kafka topics as sinks."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class StreamOwner:
     """The stream that writes.
 
     Attributes:
-        executions: Executions of the stream, newest first.
+        executions: Newest first.
         restored: Where the batches before a given one end in the topic, if a snapshot that was restored records it.
     """
 

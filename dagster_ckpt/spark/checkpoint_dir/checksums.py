@@ -169,7 +169,7 @@ def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
     )
 
 
-# End of a table (`kBlockBasedTableMagicNumber`), little-endian.
+# End of a table (`kBlockBasedTableMagicNumber`).
 SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
 NO_END = "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk"
 DAMAGED = "It is damaged: a block of the table does not have the checksum it was written with"

@@ -99,7 +99,7 @@ class CutOptions(TypedDict, total=False):
 
 
 def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
-    """Take a cut while the query runs; try up to `attempts` times if Spark purges files meanwhile."""
+    """Take a cut while the query runs; try again if Spark purges files meanwhile."""
     at_batch = options.get("at_batch")
     while True:
         attempts -= 1

@@ -57,7 +57,6 @@ def entry_ids(names: Iterable[str]) -> dict[str, int]:
 
 def entries_by_id(names: Iterable[str]) -> dict[int, str]:
     found: dict[int, str] = {}
-    # A compact entry also lists all earlier files.
     for name, number in entry_ids(names).items():
         found[number] = name if name.endswith(COMPACT) else found.get(number, name)
     return found

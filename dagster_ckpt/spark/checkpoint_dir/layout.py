@@ -30,11 +30,11 @@ BEFORE_THE_FIRST_BATCH = -1
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
 # Marks a directory built for a fork or an import, in which no stream has started yet.
 NOT_IN_USE = "not-in-use"
-# Name of a fence's marker, followed by its batch, and beginning of its entry (see `planned_batches.py`).
+# The marker and the entry of a fence begin with these (see `planned_batches.py`).
 FENCE_MARK = "fenced-at-"
 FENCE_HEADER = b"dagster_ckpt fence 1\n"
 
-# Up to these limits, files of a cut are read at once instead of being linked.
+# Up to these limits, files of a cut are read at once.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
 READ_WHOLE_BYTES = 1024 * 1024
@@ -145,8 +145,6 @@ class NeededFile:
 
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
-        identity: A name unique to this content (with a uuid).
-        stable: The next snapshots will probably contain it too.
     """
 
     folder: FileIO

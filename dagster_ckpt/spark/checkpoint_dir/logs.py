@@ -30,7 +30,7 @@ COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
-# Fields of this package in Spark's `metadata`; Spark reads only the id.
+# Fields of `QueryMetadata`; Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
 PLAN = "dagsterCkptPlan"

@@ -3,8 +3,7 @@
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes only schemas,
 by which its operators are found.
 
-A directory cannot prove that its query keeps no state, because a lost folder `state` looks the same. A `KnownQuery`,
-made from catalog and newest snapshot, can.
+Only a `KnownQuery` can prove that a query keeps no state: in a directory, a lost folder `state` looks the same.
 """
 
 from __future__ import annotations
@@ -206,7 +205,7 @@ def _schema_version(schema: NeededFile) -> int:
 
 
 def _key_types(schema: NeededFile) -> list[object]:
-    """Return the types of key columns; state without any has one partition (`StatefulOperatorPartitioning`)."""
+    """State without key columns has one partition (`StatefulOperatorPartitioning`)."""
     return [column.get("type") for column in key_columns(schema)]
 
 
@@ -247,7 +246,7 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 
 
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
-    """Let state schemas of Spark 3.5 allow nulls, so that any Spark continues; return the paths of those changed.
+    """Let state schemas of Spark 3.5 allow nulls, so that any Spark continues; return the changed paths.
 
     Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers from a
     join's condition that columns are never null, except in a batch in which one side has no rows: a start that begins

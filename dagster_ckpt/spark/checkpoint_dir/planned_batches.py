@@ -173,7 +173,7 @@ def fence(
     """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        wait_s: How long to wait for the batch in flight, which may still write to its sink.
+        wait_s: Longest wait for the batch in flight, which may still write to its sink.
         still_mine: Called before each step; raises if the caller may not continue.
         step: Entered around the writes, if a successor could run a query there.
     """

@@ -43,12 +43,10 @@ _CHUNK_BYTES = 1 << 20
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Same device, inode, time and length means the same file, because Spark renames finished files into place, but does
-    not reveal damage by disk, power or a user.
-
     Attributes:
         DIGEST: The content.
-        IDENTITY: Device, inode, time and length of large state files; the content of others.
+        IDENTITY: Device, inode, time and length of large state files; the content of others. If equal, it is the same
+            file, because Spark renames finished files into place; damage by disk, power or a user stays unnoticed.
     """
 
     DIGEST = "DIGEST"
@@ -72,7 +70,7 @@ class Materialized:
 
     Attributes:
         sinks: Log entries by index of the sink in the snapshot's properties.
-        carries_state: It has the state after the batch in flight, so a sink may skip that batch.
+        carries_state: As in `Cut`.
     """
 
     live: LiveDirectory
@@ -97,7 +95,7 @@ def materialize(
     An object store cannot rename a tree: there the logs come last, so that no query resumes earlier.
 
     Args:
-        fill: Passes every file of the snapshot to the `Filler`, possibly from several threads.
+        fill: Passes every file of the snapshot to the `Filler`.
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
         marked: Mark the directory as not in use, until `LiveDirectory.note_in_use`.

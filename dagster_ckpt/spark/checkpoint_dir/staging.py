@@ -57,7 +57,7 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files; call `stage` before reading them."""
+        """Call `stage` before reading them."""
         return self.needed
 
     @property

@@ -182,7 +182,7 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def rewrite_of(properties: Mapping[str, Any]) -> str | None:
-    """Return the id of the rewrite that wrote the state; None if the query wrote all of it."""
+    """Return the `QueryMetadata.rewrite_id` of a snapshot's state."""
     layout: list[list[object]] = properties.get(LAYOUT) or [[]]
     return str(layout[-1][0]) if len(layout[-1]) == 1 else None
 

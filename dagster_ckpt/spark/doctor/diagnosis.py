@@ -1,4 +1,4 @@
-"""Run all examinations of a live directory, and find how far back it is intact."""
+"""Run all examinations of a live directory."""
 
 from __future__ import annotations
 

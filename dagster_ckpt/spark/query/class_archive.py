@@ -128,9 +128,6 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
     Args:
         settings: Those of the session that determine its class path, such as `spark.jars`.
         in_background: With low priority, and only if the archive is missing and no other process writes it.
-
-    Returns:
-        Whether it was written.
     """
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class NamedOutput:
 
 
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """Return where a described query writes; None for Spark Connect, whose writer cannot be inspected.
+    """Return where a described query writes; None for Spark Connect.
 
     `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is looked up
     in the session of the query.
@@ -125,10 +125,6 @@ def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
 
     Spark's `toTable` starts the query at once; here it starts once its checkpoint location is known. As with Spark, a
     table that does not exist is created.
-
-    Args:
-        writer: The result of `DataFrame.writeStream`, not started.
-        table: Such as `lake.db.orders`.
 
     Example:
         >>> def orders(spark):

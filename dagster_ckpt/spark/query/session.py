@@ -191,7 +191,7 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
         _apply(spark, settings, source)
         yield
     except BaseException:
-        # A JVM that has ended must not hide the original error.
+        # As in `active_in_thread`.
         with suppress(Exception):
             _restore(spark, before)
         raise

@@ -186,7 +186,7 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
     if ids - {offset.table_id}:
         yield f"The Delta table {folder} is not the one that the query has read: it was re-created or replaced."
         return
-    # A commit that is not looked at may remove any; VACUUM deletes the oldest first.
+    # A commit that is not looked at may remove any.
     oldest = list(added)[:_FILES_LOOKED_AT] if newest > last else []
     suspects = dict.fromkeys([*oldest, *(path for path in added if path in removed)])
     deleted = [path for path in suspects if not files.exists(path)]

@@ -1,4 +1,4 @@
-"""Run one batch of a described query on a copy of a live directory: without output, or keeping its rows.
+"""Run one batch of a described query on a copy of a live directory.
 
 Spark checks only in a batch whether it can continue from a state. So the copy is cut one batch before the newest
 commit, and that batch is replayed. Trigger.Once plans no further batch.

@@ -1,7 +1,6 @@
 """`run_stream`: run one stream in a separate process.
 
-If a Dagster run started the process through Dagster Pipes, log and end of the stream are reported to that run. The
-catalog sensor reports the checkpoints, as for every process.
+The catalog sensor reports the checkpoints to Dagster, as for every process.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def run_stream(
     Args:
         stream_id: Id in catalog and storage; that of its asset, if Dagster has one.
         start: Returns a `DataStreamWriter` that is not started. Called for each start, also after a failure.
-        catalog: SQLAlchemy URL of the catalog.
+        catalog: SQLAlchemy URL.
         storage: An absolute path, URL or object. Savepoints go to `<storage>/savepoints` unless an object specifies a
             folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
@@ -93,7 +92,6 @@ def run_stream(
         spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this machine's
             cores.
         start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
-        on_backend_change: What the start does with state of another backend.
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
         code_version: Recorded in snapshots.

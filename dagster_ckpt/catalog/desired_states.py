@@ -202,7 +202,7 @@ class DesiredStateRecords(Records):
         deleted.
 
         Args:
-            begins: An upgrade begins, which increases the generation.
+            begins: An upgrade begins.
         """
         with self._database.writing_as(lease) as connection:
             _lock(connection, before.stream_id)

@@ -1,7 +1,6 @@
 """What recoveries need: the journal of planned batches with their source offsets, and points where recoveries failed.
 
-After a restore, Spark would divide the input into other batches than those in the sinks. A start therefore runs each
-batch again with its original offsets.
+A start replays batches from the journal: see `recovery/replay.py`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    EMPTY: Nothing.
-    SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
     ADOPTED: A checkpoint directory of plain Spark.
@@ -245,7 +243,6 @@ class StreamRecord:
         live_directory: Spark's checkpoint location; None before the first start and after a cancellation that deleted
             it.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
-        pending_restore: A restore whose sinks have not been rolled back yet.
         plan: The plan of the state; None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed.
         state_edits: Ids of the edits in this state, oldest first.

@@ -191,7 +191,7 @@ class SnapshotRecords(Records):
         """Record the result of a verification; unknown snapshots are ignored.
 
         Args:
-            state_was_read: Spark read the state from a copy, which proves the snapshot.
+            state_was_read: Spark read the state from a copy.
         """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)

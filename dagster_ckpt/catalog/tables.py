@@ -116,7 +116,6 @@ leases = Table(
     Column("token", BigInteger, nullable=False),
     Column("host", Text),
     Column("pid", BigInteger),
-    # The kernel's counter, independent of the clock.
     Column("process_start_ticks", BigInteger),
     Column("boot_id", Text),
     Column("jvm_pid", BigInteger),
@@ -124,7 +123,7 @@ leases = Table(
     Column("acquired_at_ms", BigInteger),
     Column("renewed_at_ms", BigInteger),
     Column("expires_at_ms", BigInteger),
-    # Survives a release: a previous holder may be alive and unfenced.
+    # Survives a release.
     Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 
@@ -223,7 +222,6 @@ recovery_failures = Table(
     Column("batch_id", BigInteger),
     Column("rewound_batches", BigInteger),
     Column("rewound_ms", BigInteger),
-    # Resolved by a checkpoint or a user.
     Column("is_over", Boolean, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
 )
@@ -235,7 +233,6 @@ planned_batches = Table(
     Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
     Column("follows", String(64), nullable=False),
     Column("is_committed", Boolean, nullable=False),
-    # JSON: path to content, compressed, in base64.
     Column("files", Text, nullable=False),
 )
 
@@ -294,7 +291,7 @@ event_counter = Table(
 )
 
 # Counts and last figures of each stream, which outlive the rows that they were taken of. `name` and `kind` are those of
-# `dagster_ckpt.values.metrics`; times are in ms.
+# `dagster_ckpt.values.metrics`.
 metrics = Table(
     "metrics",
     metadata,

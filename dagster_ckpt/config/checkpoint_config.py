@@ -37,8 +37,6 @@ Keywords = ParamSpec("Keywords")
 def _keywords_of(
     kind: Callable[Keywords, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Keywords], None]]:
-    """Give a constructor the keywords of another class."""
-
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Keywords], None]:
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         signature = inspect.signature(kind)
@@ -53,8 +51,7 @@ def _keywords_of(
 class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
-    `docs/options.md` describes the keywords. Setters return the object; an invalid value leaves it unchanged. `options`
-    also refuses contradictory options.
+    `docs/options.md` describes the keywords. Setters return the object; an invalid value leaves it unchanged.
 
     Example:
         >>> plain = CheckpointConfig(interval=60_000, min_pause=timedelta(seconds=30))

@@ -56,8 +56,8 @@ DEFAULT_JOB_NAME = "Spark Streaming Stream"
 class StreamExecutionEnvironment(ConfiguredProgram):
     """The context of one streaming program, under PyFlink's names; it runs without Dagster.
 
-    Define queries on `env.spark`, add them with `add_writer`, and run them with `execute`: with periodic checkpoints,
-    restarts in place, and a start from where they stopped.
+    Define queries on `env.spark`, add them with `add_writer`, and run them with `execute`: with periodic checkpoints
+    and restarts in place.
 
     Args:
         spark: None uses the session of this process, or starts one when needed.

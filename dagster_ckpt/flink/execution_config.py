@@ -127,8 +127,6 @@ class ExecutionMode(Enum):
 class ExecutionConfig:
     """Execution options of one environment, with Flink's defaults and ranges.
 
-    What is set on the one that `get_config` returned is set on its environment too.
-
     Attributes:
         parallelism: Number of tasks that read and shuffle; -1 uses the session's.
         max_parallelism: Number of state partitions; -1 uses the parallelism.
@@ -136,8 +134,6 @@ class ExecutionConfig:
         operator_chaining: Whether operators are compiled into one function per stage.
         time_characteristic: For `assign_timestamps_and_watermarks`.
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
-        auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
-        closure_cleaner: Kept; Spark cleans closures itself.
         program: The environment that it was read from.
     """
 
@@ -194,7 +190,7 @@ class ExecutionConfig:
         return self._set(closure_cleaner=False)
 
     def is_closure_cleaner_enabled(self) -> bool:
-        """Return what was set; Spark always cleans closures."""
+        """Return what was set."""
         return self.closure_cleaner
 
     def set_global_job_parameters(self, global_job_parameters_dict: Mapping[str, str]) -> Self:
@@ -220,7 +216,7 @@ class ExecutionConfig:
 
     @property
     def trigger_interval_ms(self) -> int:
-        """Trigger interval of writers without one; 0 starts the next batch at once."""
+        """Trigger interval of writers without one."""
         return max(0, self.buffer_timeout_ms)
 
     def spark_settings(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The locations of one program. Executors copy snapshots above `executor_copy_bytes`; None: the driver copies."""
+    """The locations of one program."""
 
     live_root: str
     catalog_url: str
@@ -74,7 +74,7 @@ class Deployment:
         state_partitions: StatePartitions | None = None,
         state_migrations: Sequence[StateMigration] = (),
     ) -> StreamHandle:
-        """Return the handle of a stream. Without a savepoint URL, savepoints are stored next to checkpoints."""
+        """Return the handle of a stream."""
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
         storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
@@ -105,7 +105,7 @@ class Deployment:
 def deployment_below(
     folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
 ) -> Deployment:
-    """Return locations, by default `live`, `catalog.db` and `snapshots` in a folder."""
+    """Return locations, by default inside a folder."""
     home = folder.absolute()
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",
@@ -258,7 +258,6 @@ def _interrupted_as(another_continues: bool) -> ExecutionStatus:
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
-    """Apply retention after a final end; raise after a failure or lost lease."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)

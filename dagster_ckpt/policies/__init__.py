@@ -1,7 +1,4 @@
-"""Rules as pure functions, without I/O or clock: when to restart, what to retain, how to upgrade.
-
-Policies of one kind are combined by `first | second` and `first & second`.
-"""
+"""Rules as pure functions, without I/O or clock: when to restart, what to retain, how to upgrade."""
 
 from __future__ import annotations
 

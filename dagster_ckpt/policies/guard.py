@@ -1,7 +1,4 @@
-"""Answer for a policy, which may be a user's code, that raises or returns nonsense.
-
-Retention then deletes nothing, the trigger is one checkpoint per minute, and the restart strategy Flink's default.
-"""
+"""Answer for a policy, which may be a user's code, that raises or returns nonsense."""
 
 from __future__ import annotations
 

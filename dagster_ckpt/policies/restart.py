@@ -308,7 +308,7 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 def _as_pyflink(allowed: WholeNumber, value: object) -> int:
-    """PyFlink creates an object with too low a value and rejects it at the start."""
+    """Leave too low a value to `validate`, as PyFlink does."""
     number = allowed.typed(value)
     return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
 
@@ -484,10 +484,7 @@ def effective_restart_strategy(
     deployment: RestartStrategyConfiguration | RestartPolicy | None = None,
     checkpointing_enabled: bool,
 ) -> RestartPolicy:
-    """The stream's strategy, else the deployment's, else Flink's default.
-
-    The default is exponential delay with periodic checkpoints, and no restart without them.
-    """
+    """The stream's strategy, else the deployment's, else Flink's default."""
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
         if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):
             continue

@@ -79,7 +79,7 @@ ROWS = WholeNumber("rows", minimum=1)
 
 @dataclass(frozen=True)
 class Interval(_Rule):
-    """Trigger at a fixed rate, with a random first delay, like Flink's coordinator.
+    """Trigger at a fixed rate, like Flink's coordinator.
 
     Missed times are skipped: catching up would take the same snapshot again.
 

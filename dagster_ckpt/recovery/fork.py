@@ -289,8 +289,8 @@ def import_snapshot(
 ) -> Fork:
     """Import a snapshot of another deployment into a stream, whose next start from `latest` continues there.
 
-    An interrupted import leaves the stream unchanged and can be repeated. `outputs` maps each sink (a file sink by its
-    folder) to a folder, table or topic; the first start is refused if its query writes elsewhere.
+    An interrupted import can be repeated. `outputs` maps each sink (a file sink by its folder) to a folder, table or
+    topic; the first start is refused if its query writes elsewhere.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))

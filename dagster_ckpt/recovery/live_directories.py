@@ -1,6 +1,6 @@
 """A stream's directories: built for a start, temporary copies of its state, and deletion of those no longer needed.
 
-Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
+A crash leaves only directories that no stream uses: see `prepare.py`.
 
 Temporary copies are near the live directories, where every executor can reach them. While one is in use, a file next to
 it gets the catalog's time; copies of killed processes have an old one.

@@ -71,8 +71,6 @@ def prepare(
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and roll back the sinks.
 
-    An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
-
     Only the sinks of `output` are changed, or the known ones if it is None. A `survey` must be current. With `rewrite`,
     the query always continues in a new directory. `watch` is called while files are written and before the switch, and
     may raise.

@@ -1,4 +1,4 @@
-"""Determines in advance what a start would undo and process again, and keeps the current state before a rewind."""
+"""Previews a start, and keeps the current state before a rewind."""
 
 from __future__ import annotations
 

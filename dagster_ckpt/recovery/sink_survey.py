@@ -51,7 +51,7 @@ class Aim:
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
         noted_batch: The batch of the snapshot, if not `batch_id`.
-        mapped: The only places that an import's query may write to.
+        mapped: As in `Forked`.
     """
 
     start: Start

@@ -1,7 +1,7 @@
 """Rows that a stream has read and that a stream upstream has undone: which points and which readers have them.
 
-By the rule of `stream_graph`, a point is consistent with an upstream stream if that still has all that the point has
-read of it. Rows that a stream continued with, or a user accepted (`accept_undone`), no longer count.
+A point is consistent by the rule of `stream_graph`. Rows that a stream continued with, or a user accepted
+(`accept_undone`), no longer count.
 """
 
 from __future__ import annotations

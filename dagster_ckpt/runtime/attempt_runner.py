@@ -391,7 +391,7 @@ class AttemptRunner:
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Recorded before the request is answered, so that a process killed after the answer stays stopped.
+            # Before the request is answered, for the reason that `record_end` has.
             lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
             self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
         self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)

@@ -114,10 +114,7 @@ class Journal:
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
-        """Record the micro-batches that Spark has planned since the last call; at the end, also the last commit.
-
-        If the live directory is lost, only the journal names their input.
-        """
+        """Record the micro-batches that Spark has planned since the last call; at the end, also the last commit."""
         if mode is not ExecutionMode.MICRO_BATCH:
             return
         if self._newest is None:

@@ -127,7 +127,6 @@ class RequestDecider:
 
 
 def _rank(request: TriggerRequest) -> tuple[bool, bool]:
-    """Lower ranks start first; ties keep their order."""
     return request.kind is TriggerKind.CHECKPOINT, request.origin is TriggerOrigin.PERIODIC
 
 

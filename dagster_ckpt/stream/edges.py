@@ -58,11 +58,8 @@ _BY_OFFSET = frozenset({*_TABLES, KAFKA})
 
 
 class EdgeKind(StrEnum):
-    """What shows the newest batch that a source has read of a sink.
+    """What shows the newest batch that a source has read of a sink, as the module says.
 
-    FILES: The log of a file sink.
-    TABLE: The commits of a table, which name batches.
-    TOPIC: A topic whose writers commit where batches begin.
     UNKNOWN: Nothing, for the reason in `why`.
     """
 

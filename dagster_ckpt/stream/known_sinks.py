@@ -171,7 +171,7 @@ def damaged_sink_logs(
 ) -> list[DamagedLog]:
     """Damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
+    The survey of the sinks refuses any other.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
         # An interrupted start continues with the sinks regardless of their logs.

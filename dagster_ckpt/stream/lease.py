@@ -45,7 +45,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """Whether no earlier holder can still write; if one can, its query must be fenced first."""
+        """Whether no earlier holder can still write."""
         return not self.record.predecessor_unproven
 
 
@@ -112,8 +112,6 @@ def repeating(action: Callable[[], object], *, every_s: float, name: str) -> Ite
 
 
 class _GracePeriod:
-    """Time for a living process to renew its lease, which expired by the catalog's clock."""
-
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0

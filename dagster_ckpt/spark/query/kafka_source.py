@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ _ANSWER_S = 30
 # A missing answer only leaves the identity unknown.
 _ASK_S = 10
 _IS_GONE = "UnknownTopicOrPartitionException"
+_POLICY = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class TopicPolicy:
     retention_ms: int | None
 
     @staticmethod
-    def of(config: Callable[[str], str]) -> TopicPolicy:
-        policies = config("cleanup.policy")
-        deletes, has_limit = "delete" in policies, int(config("retention.bytes")) >= 0
-        retention_ms = int(config("retention.ms")) if deletes else -1
+    def of(config: Mapping[str, str]) -> TopicPolicy:
+        policies = config["cleanup.policy"]
+        deletes, has_limit = "delete" in policies, int(config["retention.bytes"]) >= 0
+        retention_ms = int(config["retention.ms"]) if deletes else -1
         return TopicPolicy("compact" in policies, None if deletes and has_limit else retention_ms)
 
 
@@ -105,7 +106,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
                 with suppress(Exception):
                     ids[name] = str(answer.get(_ASK_S, seconds).topicId())
                     config = configs[name].get(_ASK_S, seconds)
-                    policies[name] = TopicPolicy.of(lambda key, of=config: str(of.get(key).value()))
+                    policies[name] = TopicPolicy.of({key: str(config.get(key).value()) for key in _POLICY})
             return replace(known, topic_ids=ids, policies=policies)
     except StorageAccessError:
         return known

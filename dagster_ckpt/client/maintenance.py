@@ -146,8 +146,7 @@ class MaintenanceMethods(Connection):
         Savepoints that another schedule or a user took, or that a start claimed, stay, as do the preferred, newest and
         newest proven ones, and the one that the current timeline began with. Ages are by the catalog's clock.
         """
-        from dagster_ckpt.policies.guard import decide_retention, needed_of_history
-        from dagster_ckpt.policies.retention import RetentionContext
+        from dagster_ckpt.policies.retention import RetentionContext, decide_retention, needed_of_history
         from dagster_ckpt.recovery.retention import RetentionReport, discard, newest_proven
         from dagster_ckpt.stream.snapshots import describe_snapshot, retained
         from dagster_ckpt.values.modes import SnapshotKind

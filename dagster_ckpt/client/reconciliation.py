@@ -38,8 +38,7 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StorageAccessError,
 )
-from dagster_ckpt.policies.guard import decide_restart
-from dagster_ckpt.policies.restart import FailureHistory, RestartAt, RestartPolicy
+from dagster_ckpt.policies.restart import FailureHistory, RestartAt, RestartPolicy, decide_restart
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery

@@ -16,8 +16,13 @@ from dagster_ckpt.config.checkpoint_options import checked_storage
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.io.location import folders_overlap
-from dagster_ckpt.policies.guard import KeptBecause, decide_retention
-from dagster_ckpt.policies.retention import RetainedSnapshot, RetentionContext, RetentionPolicy
+from dagster_ckpt.policies.retention import (
+    KeptBecause,
+    RetainedSnapshot,
+    RetentionContext,
+    RetentionPolicy,
+    decide_retention,
+)
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, objects_of
 from dagster_ckpt.snapshot.garbage_collection import VERIFIED_NAME

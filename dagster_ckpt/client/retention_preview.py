@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
-from dagster_ckpt.policies.guard import KeptBecause, RetentionDecision, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import (
+    KeptBecause,
     RetainedSnapshot,
     RetentionContext,
+    RetentionDecision,
     RetentionPolicy,
     bytes_of,
+    decide_retention,
+    needed_for_recovery,
     reasons_to_keep,
 )
 from dagster_ckpt.recovery.retention import retained_by_policy, subsumption, to_retain

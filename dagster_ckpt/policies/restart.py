@@ -7,6 +7,7 @@ on restarts within a run and in a new run, from one durable history.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from dagster_ckpt.values.validation import (
     policy_name,
     type_error,
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -492,3 +495,22 @@ def effective_restart_strategy(
             strategy.validate()
         return checked_restart(option, strategy)
     return ExponentialDelayRestartStrategyConfiguration() if checkpointing_enabled else NoRestartStrategyConfiguration()
+
+
+# Flink's default: no limit, growing delays.
+FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
+
+
+def decide_restart(
+    policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random
+) -> RestartAt | NoRestart:
+    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision."""
+    try:
+        answer: object = policy.decide(failures, now_ms, random)
+        problem = f"it returned {answer!r}, which is neither RestartAt nor NoRestart"
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+        answer, problem = None, f"{type(error).__name__}: {error}"
+    if isinstance(answer, RestartAt | NoRestart):
+        return answer
+    _LOG.warning("Restart policy %s failed, so %s applies: %s", policy_name(policy), FALLBACK_RESTART, problem)
+    return FALLBACK_RESTART.decide(failures, now_ms, random)

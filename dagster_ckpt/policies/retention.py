@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
 from enum import Enum, StrEnum
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
@@ -15,6 +16,8 @@ from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time, rounded_duration
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.values.validation import LONG_MAX, Milliseconds, WholeNumber, policy_name, type_error
+
+_LOG = logging.getLogger(__name__)
 
 
 class RetainedKind(Enum):
@@ -484,3 +487,85 @@ def _of_each(
         if left != 0 and (period != last or snapshot in oldest):
             yield snapshot, reason if period != last else f"oldest {reason}"
             last, left = period, left - 1
+
+
+class KeptBecause(Enum):
+    """Why a snapshot stays; PROVEN: it is the newest one whose state was loaded."""
+
+    POLICY = "POLICY"
+    NEWEST = "NEWEST"
+    PROVEN = "PROVEN"
+    IN_USE = "IN_USE"
+    POLICY_FAILED = "POLICY_FAILED"
+
+
+@dataclass(frozen=True)
+class RetentionDecision:
+    """`kept` has reasons by snapshot id, `dropped` is oldest first; `problem`: why the policy's answer was not used."""
+
+    kept: Mapping[str, KeptBecause]
+    dropped: tuple[RetainedSnapshot, ...] = ()
+    problem: str | None = field(default=None, compare=False)
+
+
+def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, KeptBecause]:
+    """What no policy may drop: of snapshots oldest first, the newest one and the newest checkpoint.
+
+    A user may delete a savepoint, and later incremental checkpoints may refer to the newest checkpoint. As in Flink, a
+    stream that stopped with a savepoint needs none.
+    """
+    if not snapshots:
+        return {}
+    newest, checkpoint = snapshots[-1], _newest_checkpoint(snapshots)
+    needed = {newest.snapshot_id: KeptBecause.NEWEST}
+    if checkpoint is not None and newest.kind is not RetainedKind.STOP_WITH_SAVEPOINT:
+        needed[checkpoint.snapshot_id] = KeptBecause.NEWEST
+    return needed
+
+
+def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
+    newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
+    return newest | dict.fromkeys(held, KeptBecause.IN_USE)
+
+
+def decide_retention(
+    policy: RetentionPolicy,
+    snapshots: Sequence[RetainedSnapshot],
+    context: RetentionContext,
+    *,
+    needed: Mapping[str, KeptBecause],
+) -> RetentionDecision:
+    """Ask a policy which snapshots, oldest first, stay; `needed` ones stay regardless.
+
+    A policy that raises, or answers with other snapshots, drops nothing; this is logged.
+    """
+    try:
+        # An answer that never ends is refused as well.
+        answers = list(islice(policy.keep(tuple(snapshots), context), len(snapshots) + 1))
+        answer = frozenset(answers)
+        unknown = answer - frozenset(snapshots)
+        problem = f"it returned {next(iter(unknown))!r}, which is not one of the snapshots" if unknown else None
+        if len(answers) > len(snapshots):
+            problem = problem or f"it returned more than the {len(snapshots)} existing snapshots"
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+        answer, problem = frozenset(), f"{type(error).__name__}: {error}"
+    if problem is not None:
+        _LOG.warning("Retention policy %s failed, so nothing is deleted: %s", policy_name(policy), problem)
+        return RetentionDecision({each.snapshot_id: KeptBecause.POLICY_FAILED for each in snapshots}, (), problem)
+    kept = {each.snapshot_id: KeptBecause.POLICY for each in snapshots if each in answer}
+    kept |= {each.snapshot_id: needed[each.snapshot_id] for each in snapshots if each.snapshot_id in needed}
+    return RetentionDecision(kept, tuple(each for each in snapshots if each.snapshot_id not in kept))
+
+
+def snapshot_to_recover_from(
+    snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
+) -> RetainedSnapshot | None:
+    if not snapshots:
+        return None
+    if not prefer_checkpoint:
+        return snapshots[-1]
+    return _newest_checkpoint(snapshots) or snapshots[-1]
+
+
+def _newest_checkpoint(snapshots: Sequence[RetainedSnapshot]) -> RetainedSnapshot | None:
+    return next((snapshot for snapshot in reversed(snapshots) if snapshot.kind is RetainedKind.CHECKPOINT), None)

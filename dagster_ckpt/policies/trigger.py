@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from zoneinfo import ZoneInfo
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time
-from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
+from dagster_ckpt.values.validation import Milliseconds, WholeNumber, policy_name, type_error
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -279,3 +282,31 @@ def known_interval_ms(policy: TriggerPolicy) -> int | None:
             return max(known) if len(known) == len(members) else None
         case _:
             return None
+
+
+# An unneeded checkpoint costs less than a missing one.
+FALLBACK_TRIGGER = Interval(60_000)
+
+
+class GuardedTrigger:
+    """A trigger policy, or `FALLBACK_TRIGGER` while that raises or returns no time."""
+
+    def __init__(self, policy: TriggerPolicy) -> None:
+        self._policy = policy
+        self._logged: str | None = None
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        try:
+            answer: object = self._policy.due_at_ms(progress)
+            problem = f"it returned {answer!r}, which is neither a time in ms nor None"
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+            answer, problem = "", f"{type(error).__name__}: {error}"
+        if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
+            self._logged = None
+            return answer
+        if problem != self._logged:
+            self._logged = problem
+            _LOG.warning(
+                "Trigger policy %s failed, so %s applies: %s", policy_name(self._policy), FALLBACK_TRIGGER, problem
+            )
+        return FALLBACK_TRIGGER.due_at_ms(progress)

@@ -26,13 +26,16 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
 )
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StorageAccessError
-from dagster_ckpt.policies.guard import KeptBecause, RetentionDecision, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import (
     KeepAtEnd,
+    KeptBecause,
     RetainedSnapshot,
     RetentionContext,
+    RetentionDecision,
     RetentionPolicy,
+    decide_retention,
     deletes_live_directory,
+    needed_for_recovery,
     needs_objects,
 )
 from dagster_ckpt.recovery.live_directories import (

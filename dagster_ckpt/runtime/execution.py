@@ -22,8 +22,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
-from dagster_ckpt.policies.guard import decide_restart
-from dagster_ckpt.policies.restart import FailureHistory, RestartAt
+from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
 from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart

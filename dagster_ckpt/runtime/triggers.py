@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from random import Random
 
-from dagster_ckpt.policies.guard import GuardedTrigger
-from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgress
+from dagster_ckpt.policies.trigger import GuardedTrigger, MinPause, TriggerPolicy, TriggerProgress
 
 
 class TriggerKind(Enum):

@@ -18,8 +18,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError, SnapshotNotFoundError, StorageAccessError
-from dagster_ckpt.policies.guard import snapshot_to_recover_from
-from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
+from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, snapshot_to_recover_from
 from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME, logging_failure
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, checkpoint_number
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, SnapshotNotes, read_notes

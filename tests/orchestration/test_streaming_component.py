@@ -32,7 +32,7 @@ from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSetti
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.yaml_stream import EveryMinute, Health
-from dagster_ckpt.policies.guard import FALLBACK_RESTART
+from dagster_ckpt.policies.restart import FALLBACK_RESTART
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
 from tests.support.as_writer import as_writer
@@ -224,7 +224,7 @@ class TestFields:
                 "trigger": {"any_of": [{"interval": 5_000}, {"every_batches": 10}]},
                 "retention": {"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]},
             },
-            restart_strategy={"kind": "OWN", "own": "dagster_ckpt.policies.guard:FALLBACK_RESTART"},
+            restart_strategy={"kind": "OWN", "own": "dagster_ckpt.policies.restart:FALLBACK_RESTART"},
         )
 
         assert stream.spec.options.trigger_policy == Interval(5_000) | EveryBatches(10)

@@ -12,9 +12,15 @@ import yaml
 
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
-from dagster_ckpt.policies.guard import decide_retention, needed_of_history
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartStrategies
-from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
+from dagster_ckpt.policies.retention import (
+    RetainedKind,
+    RetainedSnapshot,
+    RetentionContext,
+    SavepointHistory,
+    decide_retention,
+    needed_of_history,
+)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

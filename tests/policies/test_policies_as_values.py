@@ -14,10 +14,25 @@ import pytest
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies import retention, trigger
-from dagster_ckpt.policies.guard import FALLBACK_TRIGGER, GuardedTrigger, KeptBecause, decide_retention
-from dagster_ckpt.policies.guard import needed_of_history as needed
-from dagster_ckpt.policies.retention import Latest, RetainedSnapshot, RetentionContext, YoungerThan
-from dagster_ckpt.policies.trigger import Blackout, EveryBatches, Interval, MinPause, OutsideBlackouts, TriggerProgress
+from dagster_ckpt.policies.retention import (
+    KeptBecause,
+    Latest,
+    RetainedSnapshot,
+    RetentionContext,
+    YoungerThan,
+    decide_retention,
+)
+from dagster_ckpt.policies.retention import needed_of_history as needed
+from dagster_ckpt.policies.trigger import (
+    FALLBACK_TRIGGER,
+    Blackout,
+    EveryBatches,
+    GuardedTrigger,
+    Interval,
+    MinPause,
+    OutsideBlackouts,
+    TriggerProgress,
+)
 
 SNAPSHOTS = [RetainedSnapshot(f"chk-{number}", number=number) for number in (1, 2, 3)]
 START = TriggerProgress(now_ms=5_000, wall_ms=5_000, started_ms=1_000)

@@ -16,14 +16,15 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.settings import RestartSettings
 from dagster_ckpt.orchestration.stream import StreamSpec
-from dagster_ckpt.policies.guard import FALLBACK_RESTART, decide_restart
 from dagster_ckpt.policies.restart import (
+    FALLBACK_RESTART,
     AllOf,
     AnyOf,
     FailureHistory,
     NoRestart,
     RestartAt,
     RestartStrategies,
+    decide_restart,
     effective_restart_strategy,
     restart_description,
 )

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import (
     AllOf,
     AnyOf,
     Every,
     KeepRules,
+    KeptBecause,
     Latest,
     NewestPer,
     RetainedKind,
@@ -30,6 +30,8 @@ from dagster_ckpt.policies.retention import (
     RetentionPolicy,
     SavepointHistory,
     YoungerThan,
+    decide_retention,
+    needed_for_recovery,
 )
 from dagster_ckpt.policies.serialization import read_retention, write_retention
 

@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.guard import decide_retention, needed_for_recovery, snapshot_to_recover_from
 from dagster_ckpt.policies.retention import (
     KeepAtEnd,
     Latest,
     RetainedKind,
     RetainedSnapshot,
     RetentionContext,
+    decide_retention,
     deletes_live_directory,
+    needed_for_recovery,
+    snapshot_to_recover_from,
 )
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 

@@ -9,8 +9,15 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_of_history
-from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
+from dagster_ckpt.policies.retention import (
+    KeptBecause,
+    RetainedKind,
+    RetainedSnapshot,
+    RetentionContext,
+    SavepointHistory,
+    decide_retention,
+    needed_of_history,
+)
 
 CASES = yaml.safe_load((Path(__file__).parent / "savepoint_history.yaml").read_text(encoding="utf-8"))
 HOUR_MS = 3_600_000

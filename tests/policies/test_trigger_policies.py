@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.guard import FALLBACK_TRIGGER, GuardedTrigger
 from dagster_ckpt.policies.trigger import (
+    FALLBACK_TRIGGER,
     AllOf,
     AnyOf,
     Blackout,
     EveryBatches,
     EveryRows,
+    GuardedTrigger,
     Interval,
     MinPause,
     OutsideBlackouts,

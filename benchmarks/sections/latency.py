@@ -28,7 +28,7 @@ from benchmarks.slow_link import Meter, Traffic, slow_link
 from benchmarks.synthetic import write_batches
 from dagster_ckpt.client import Client
 from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
-from dagster_ckpt.ui import views
+from dagster_ckpt.ui import page_data
 
 FULL_SIZE_KEYS, FULL_SIZE_PARTITIONS = 10 * MILLION, 200
 LATENCIES_MS = (5, 20, 50)
@@ -246,8 +246,8 @@ def _calls(folder: Path, url: str, stream: str) -> dict[str, Callable[[], object
     env = {"DAGSTER_CKPT_CATALOG": url}
     return {
         f"page: {STREAMS} streams": client.list_streams,
-        "page: overview of a stream": lambda: views.overview(client, stream),
-        "page: newest history": lambda: views.history(client, stream, kind=None, status=None, older_than=None),
+        "page: overview of a stream": lambda: page_data.overview(client, stream),
+        "page: newest history": lambda: page_data.history(client, stream, kind=None, status=None, older_than=None),
         "client: health": lambda: client.health(stream),
         "dagster-ckpt streams": lambda: run(command, "streams", env=env),
         "dagster-ckpt show": lambda: run(command, "show", stream, env=env),

@@ -19,7 +19,7 @@ from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.tables import executions, leases, metrics
 from dagster_ckpt.client import Client
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.ui import views
+from dagster_ckpt.ui import page_data
 from dagster_ckpt.ui.app import exposition
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.metrics import METRICS
@@ -72,11 +72,11 @@ def _calls(client: Client, many: Crowd) -> dict[str, tuple[int, Callable[[], obj
     deep = client.catalog.history.page(stream, limit=SNAPSHOTS_EACH // 2).older
 
     def history(older_than: HistoryCursor | None) -> object:
-        return views.history(client, stream, kind=None, status=None, older_than=older_than)
+        return page_data.history(client, stream, kind=None, status=None, older_than=older_than)
 
     return {
         "page: all streams": (LIST_MS, client.list_streams),
-        "page: overview of a stream": (LIMIT_MS, lambda: views.overview(client, stream)),
+        "page: overview of a stream": (LIMIT_MS, lambda: page_data.overview(client, stream)),
         "page: newest history": (
             LIMIT_MS,
             lambda: history(None),
@@ -85,10 +85,10 @@ def _calls(client: Client, many: Crowd) -> dict[str, tuple[int, Callable[[], obj
             LIMIT_MS,
             lambda: history(deep),
         ),
-        "page: streams that read each other": (GRAPH_MS, lambda: views.graph(client, None)),
-        "page: restarts": (LIMIT_MS, lambda: views.timeline(client, stream)),
-        "page: percentiles": (LIMIT_MS, lambda: views.summary(client, stream)),
-        "page: failures": (LIMIT_MS, lambda: views.failures(client, stream)),
+        "page: streams that read each other": (GRAPH_MS, lambda: page_data.graph(client, None)),
+        "page: restarts": (LIMIT_MS, lambda: page_data.timeline(client, stream)),
+        "page: percentiles": (LIMIT_MS, lambda: page_data.summary(client, stream)),
+        "page: failures": (LIMIT_MS, lambda: page_data.failures(client, stream)),
         "client: describe a stream": (LIMIT_MS, lambda: client.describe_stream(stream)),
         "client: snapshots that exist": (LIMIT_MS, lambda: client.list_snapshots(stream)),
         "client: health": (LIMIT_MS, lambda: client.health(stream)),

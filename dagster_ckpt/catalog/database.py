@@ -26,7 +26,7 @@ from dagster_ckpt.catalog.transitions import changes_of, log_event, note_changes
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 _RECORDED = "dagster_ckpt_recorded"
 

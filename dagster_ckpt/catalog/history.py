@@ -36,7 +36,7 @@ from dagster_ckpt.catalog.tables import (
     timelines,
 )
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.database import Records, as_text
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import planned_batches, recovery_failures, snapshots
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 _AT_MOST = 10_000
 # The key of a number of rows among paths, none of which begins like this.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dagster_ckpt.catalog.pending_restore import PendingRestore
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 
 class OriginKind(StrEnum):

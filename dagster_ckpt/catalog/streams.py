@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 
 class _StreamRows(Records):

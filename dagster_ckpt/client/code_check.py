@@ -27,7 +27,7 @@ from dagster_ckpt.errors import (
     UnsupportedSparkError,
 )
 from dagster_ckpt.policies.upgrade import UnexpectedRows
-from dagster_ckpt.recovery.compatibility import (
+from dagster_ckpt.recovery.compatibility_report import (
     Action,
     CompatibilityReport,
     Part,
@@ -38,7 +38,7 @@ from dagster_ckpt.recovery.compatibility import (
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import scratch_directory
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, StartEmpty
-from dagster_ckpt.recovery.plan_check import check_state, old_plan, plan_change
+from dagster_ckpt.recovery.query_plan_check import check_state, old_plan, plan_change
 from dagster_ckpt.recovery.rewind_preview import refuse_loss
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import judge_sources

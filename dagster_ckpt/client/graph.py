@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.catalog import Catalog

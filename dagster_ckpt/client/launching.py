@@ -38,7 +38,7 @@ from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import await_process, await_stop, is_running, start_again
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.policies.upgrade import UnexpectedRows
-from dagster_ckpt.recovery.plan_check import refuse_plan_change
+from dagster_ckpt.recovery.query_plan_check import refuse_plan_change
 from dagster_ckpt.runtime.telemetry import set_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness

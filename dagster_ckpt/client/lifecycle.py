@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
     from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord, SnapshotRecord
-    from dagster_ckpt.recovery.compatibility import CompatibilityReport
-    from dagster_ckpt.recovery.retention import RetentionReport
+    from dagster_ckpt.recovery.compatibility_report import CompatibilityReport
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.recovery.subsumption import RetentionReport
     from dagster_ckpt.state.migration import StateMigration
     from dagster_ckpt.stream.handle import StreamHandle
     from dagster_ckpt.stream.start_from import StartFrom
@@ -115,7 +115,7 @@ class LifecycleMethods(Connection):
         Its desired state becomes CANCELED, open start requests are withdrawn, and a running query is canceled. Its
         clean-up option decides about checkpoints; savepoints stay.
         """
-        from dagster_ckpt.runtime.settlement import settle_execution
+        from dagster_ckpt.runtime.execution_end import settle_execution
 
         opened = self._open(stream)
         self.set_desired_state(stream, DesiredState.CANCELED)
@@ -132,7 +132,7 @@ class LifecycleMethods(Connection):
         return StopResult(opened.stream_id, was_running=False, retention=applied)
 
     def _end(self, stream: StreamHandle, kind: RequestKind, timeout_s: float) -> StopResult:
-        from dagster_ckpt.runtime.settlement import settle_execution
+        from dagster_ckpt.runtime.execution_end import settle_execution
 
         cancels = kind is RequestKind.CANCEL
         stopped = self._end_between_restarts(stream, cancels=cancels)
@@ -145,8 +145,8 @@ class LifecycleMethods(Connection):
         return StopResult(stream.stream_id, was_running=True)
 
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
+        from dagster_ckpt.runtime.execution_end import stop_before_restart
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
-        from dagster_ckpt.runtime.settlement import stop_before_restart
         from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 
         last = self._catalog.executions.latest(stream.stream_id)

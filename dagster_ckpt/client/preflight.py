@@ -25,8 +25,9 @@ from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay, Rewind, StartEmpty
-from dagster_ckpt.recovery.plan_check import PlanChange, check_state, plan_change
+from dagster_ckpt.recovery.plan_compatibility import describe_differences
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
+from dagster_ckpt.recovery.query_plan_check import PlanChange, check_state, plan_change
 from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import (
     RewindPreview,
@@ -40,7 +41,6 @@ from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
-from dagster_ckpt.recovery.state_evolution import describe_differences
 from dagster_ckpt.recovery.state_migration import (
     PlannedMigration,
     refuse_two_rewrites,

@@ -46,7 +46,7 @@ from dagster_ckpt.stream.known_sinks import sinks_written, topic_end_in
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import from_json, reading
+from dagster_ckpt.values.safe_parsing import from_json, reading
 
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle

@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.launching import unlaunched_start
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
-from dagster_ckpt.runtime.settlement import record_death
+from dagster_ckpt.runtime.execution_end import record_death
 from dagster_ckpt.spark.query.query import jvm_pid
 from dagster_ckpt.spark.query.session import warm_up
 from dagster_ckpt.stream.handle import StreamHandle

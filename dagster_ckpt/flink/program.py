@@ -30,8 +30,8 @@ from dagster_ckpt.errors import LeaseLostError, StreamFailedError
 from dagster_ckpt.flink.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.execution_end import settle_run
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
-from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions

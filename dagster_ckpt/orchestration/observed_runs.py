@@ -25,11 +25,11 @@ from dagster_ckpt.orchestration.run_status import (
     worker_of,
 )
 from dagster_ckpt.orchestration.stream import Stream
-from dagster_ckpt.runtime.settlement import record_death
+from dagster_ckpt.runtime.execution_end import record_death
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, Liveness, execution_liveness, run_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms, wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.untrusted import number_in
+from dagster_ckpt.values.safe_parsing import number_in
 
 # While code locations are replaced, none may define a stream.
 UNDEFINED_GRACE_MS = 60_000

@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.stream import (
     stream_of_asset,
 )
 from dagster_ckpt.orchestration.translator import RESOURCES, SPARK
-from dagster_ckpt.recovery.compatibility import CompatibilityReport
+from dagster_ckpt.recovery.compatibility_report import CompatibilityReport
 from dagster_ckpt.spark.query.session import active_in_thread, apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 

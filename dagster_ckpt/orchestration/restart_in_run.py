@@ -42,7 +42,7 @@ from dagster_ckpt.orchestration.run_status import (
     worker_of,
 )
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
-from dagster_ckpt.runtime.settlement import record_death
+from dagster_ckpt.runtime.execution_end import record_death
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import JVM_GRACE_S
 

@@ -24,7 +24,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
 from dagster_ckpt.recovery.facts import unknown_state
-from dagster_ckpt.recovery.retention import discard, settle_dead_attempts
+from dagster_ckpt.recovery.subsumption import discard, settle_dead_attempts
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
+from dagster_ckpt.sinks.batch_in_flight import refuse_skipped_batch
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -19,12 +19,12 @@ from dagster_ckpt.recovery.live_directories import Building, StateRewrite, resto
 from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
 from dagster_ckpt.recovery.sink_survey import Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
+from dagster_ckpt.sinks.batch_in_flight import settle_in_flight
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
-from dagster_ckpt.sinks.guard import Verdict
-from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
+from dagster_ckpt.sinks.sink_ownership import Verdict
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory, Positions

@@ -34,7 +34,7 @@ from dagster_ckpt.recovery.sink_survey import Survey, forecast_sinks, survey_sin
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.recovery.source_mapping import source_changes
 from dagster_ckpt.recovery.undone_reads import ReaderOfStream
-from dagster_ckpt.sinks.in_flight import forecast_in_flight
+from dagster_ckpt.sinks.batch_in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
 from dagster_ckpt.snapshot.store import read_files

@@ -1,4 +1,4 @@
-"""Surveys the sinks of a start: facts for the guard, and its verdicts for users."""
+"""Surveys the sinks of a start: facts for `sink_ownership.py`, and its verdicts for users."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dagster_ckpt.recovery.plan import (
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import Past, files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.file_sink_repair import LogTrouble, damaged_log, log_trouble
-from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, logs_in_snapshot, other_sinks, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch
+from dagster_ckpt.sinks.sink_ownership import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
@@ -435,7 +435,7 @@ def _forecast_missing_batches(
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
     """Forecast a sink that another stream wrote to last, if this one starts from the beginning or is its fork.
 
-    The guard judges folders of files. Imports and adopted queries do not start from the beginning.
+    `sink_ownership.py` judges folders of files. Imports and adopted queries do not start from the beginning.
     """
     aim, sink = survey.aim, described_sink(output)
     starts_empty = aim.start is Start.EMPTY or (aim.start is Start.RESUME and aim.batch_id < 0)

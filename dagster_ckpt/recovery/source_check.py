@@ -18,8 +18,8 @@ from dagster_ckpt.errors import InputGoneError, OptionError, RestoreError, RowsA
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
-from dagster_ckpt.sinks.delta_commit import last_of_part, last_of_read
 from dagster_ckpt.sinks.delta_log import DeltaLog, UndoneAhead
+from dagster_ckpt.sinks.delta_roll_back import last_of_part, last_of_read
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
@@ -39,7 +39,7 @@ from dagster_ckpt.spark.query.table_sources import (
 from dagster_ckpt.stream.edges import EdgeKind, edges_to
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import SourceOffsets
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

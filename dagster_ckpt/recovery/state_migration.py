@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import InputGoneError, OptionError, PlanChangedError, StateRewriteError
 from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
-from dagster_ckpt.recovery.plan_check import old_plan
-from dagster_ckpt.recovery.source_check import gone_records
-from dagster_ckpt.recovery.source_inputs import changed
-from dagster_ckpt.recovery.state_evolution import (
+from dagster_ckpt.recovery.plan_compatibility import (
     Decision,
     describe_differences,
     describe_operator,
@@ -24,6 +21,9 @@ from dagster_ckpt.recovery.state_evolution import (
     ruled_operators,
     taken_rows,
 )
+from dagster_ckpt.recovery.query_plan_check import old_plan
+from dagster_ckpt.recovery.source_check import gone_records
+from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark

@@ -19,7 +19,7 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.stream.edges import Edge, EdgeKind, Read, edges_in, reads_in
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 
 @dataclass(frozen=True)

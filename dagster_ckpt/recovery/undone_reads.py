@@ -29,7 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream.edges import Edge, EdgeKind, Read, edges_to, reads_in, reads_of_live, recorded_sources
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 _Key = tuple[str, str, str]
 

@@ -21,7 +21,7 @@ from dagster_ckpt.spark.query.sources import SourceIdentity, keyed
 from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_to, name_of_sink, note_of, reads_in
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import query_ids_in, topic_end_in
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 
 def continue_behind_topics(

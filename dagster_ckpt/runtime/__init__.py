@@ -1,5 +1,5 @@
 """One running stream, from its start to the record of its end.
 
 `execution.py` is the entry point, `start.py` starts the query, `supervision.py` is the loop around it, and
-`settlement.py` records how an execution ended.
+`execution_end.py` records how an execution ended.
 """

@@ -24,8 +24,8 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
 from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.runtime.execution_end import Settlement, stop_before_restart
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
-from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
 from dagster_ckpt.runtime.telemetry import reporting

@@ -41,11 +41,10 @@ from dagster_ckpt.recovery.plan import (
     Rewind,
     StartEmpty,
 )
-from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.query_plan_check import check_plan, check_state
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
-from dagster_ckpt.recovery.retention import settle_dead_attempts
 from dagster_ckpt.recovery.rewind_preview import (
     RewindPreview,
     keeping,
@@ -63,6 +62,7 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
+from dagster_ckpt.recovery.subsumption import settle_dead_attempts
 from dagster_ckpt.recovery.undone_reads import downstream_readers, reads_at_start, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch

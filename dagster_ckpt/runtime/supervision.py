@@ -38,8 +38,8 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
+from dagster_ckpt.runtime.execution_end import RetryQueue, record_end
 from dagster_ckpt.runtime.run import REQUEST_POLL_MS, EndKind, QueryEnd
-from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.sinks.registry import sinks_of

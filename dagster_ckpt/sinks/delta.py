@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.delta_commit import (
+from dagster_ckpt.sinks.delta_log import DeltaLog, DeltaPlan
+from dagster_ckpt.sinks.delta_roll_back import (
     UnknownDeltaError,
     app_id_of,
     newest_transaction,
@@ -23,7 +24,6 @@ from dagster_ckpt.sinks.delta_commit import (
     restore_version,
     table_id,
 )
-from dagster_ckpt.sinks.delta_log import DeltaLog, DeltaPlan
 from dagster_ckpt.sinks.sink import (
     AskedBatch,
     BatchRows,

@@ -19,10 +19,10 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID, query_of
+from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID, query_of
 from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
 from dagster_ckpt.spark.query.table_sources import LOG, DeltaOffset
-from dagster_ckpt.values.untrusted import from_json, number_in, reading
+from dagster_ckpt.values.safe_parsing import from_json, number_in, reading
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _COMMITS_LOOKED_AT = 200

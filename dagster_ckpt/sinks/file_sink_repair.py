@@ -1,6 +1,6 @@
 """Find damage in the log of a file sink, for the doctor and for starts, and repair it.
 
-A log of another query or timeline is not damaged: only the guard judges it.
+A log of another query or timeline is not damaged: only `sink_ownership.py` judges it.
 
 A repair relocates the log of a moved or copied folder, or rebuilds it from a snapshot. It only writes entries whose
 part files exist with the listed length, deletes only Hadoop's checksum of a changed entry, and is repeatable.
@@ -42,7 +42,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, ent
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import MOST_REPORTED_GAPS, Code, Finding, Subject, error, note, warning
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 _SHOWN = 3
 _NAMED = 5

@@ -17,7 +17,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
 from dagster_ckpt.spark.query.table_sources import IcebergOffset
-from dagster_ckpt.values.untrusted import inflated, number_in, reading
+from dagster_ckpt.values.safe_parsing import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"

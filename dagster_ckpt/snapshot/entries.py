@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 
 # These bound the memory of a reader for any input.
 BLOCK_FILES = 1024

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import Block, FileEntry, ObjectUse, Paths, is_reference, merge_uses
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, reading
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG, from_json, reading
 
 _last_of = attrgetter("last")
 

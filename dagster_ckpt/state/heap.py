@@ -26,8 +26,8 @@ from dagster_ckpt.spark.checkpoint_dir.checksums import (
     write_blocks,
 )
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, heap_files
-from dagster_ckpt.values.untrusted import reading
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import StoreDirectory, heap_files
+from dagster_ckpt.values.safe_parsing import reading
 
 if TYPE_CHECKING:
     import pyarrow as pa

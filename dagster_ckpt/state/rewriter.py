@@ -30,7 +30,7 @@ from dagster_ckpt.errors import CkptError, OptionError, StateRewriteError, Unsup
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
-from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import give_snapshots_version
+from dagster_ckpt.spark.checkpoint_dir.rocksdb_zip_version import give_snapshots_version
 from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import active_in_thread, is_classic_session
@@ -324,7 +324,7 @@ def rewrite_elsewhere(
 
 
 def _let_session_read(spark: SparkSession, rewritten: LiveDirectory, shape: StateShape, watch: Watch) -> None:
-    """Give snapshots the version that the query's Spark expects, if that is 4.0: see `snapshot_versions.py`."""
+    """Give snapshots the version that the query's Spark expects, if that is 4.0: see `rocksdb_zip_version.py`."""
     if shape.provider != ROCKSDB or release_of(spark.version).has(Feature.ONE_SNAPSHOT_VERSION):
         return
     version = shape.checkpoint_format

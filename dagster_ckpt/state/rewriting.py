@@ -52,7 +52,7 @@ from dagster_ckpt.state.stopped_state import (
     write_state_ids,
 )
 from dagster_ckpt.state.unsafe_rows import PARTITION_KEY, Graft, TakenRows, with_values
-from dagster_ckpt.values.untrusted import number_in
+from dagster_ckpt.values.safe_parsing import number_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -52,7 +52,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import (
     rewrite_schema_paths,
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
-from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import (
+from dagster_ckpt.spark.checkpoint_dir.rocksdb_zip_version import (
     OF_OTHER_RELEASES,
     give_snapshots_version,
     is_of_spark_4_0,

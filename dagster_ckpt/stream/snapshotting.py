@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError, NothingCommittedError
-from dagster_ckpt.sinks.in_flight import guarantees
+from dagster_ckpt.sinks.batch_in_flight import guarantees
 from dagster_ckpt.sinks.registry import names_of_others, sinks_of
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source

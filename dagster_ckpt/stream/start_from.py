@@ -13,7 +13,7 @@ from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import refuse_user_info
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 from dagster_ckpt.values.validation import WholeNumber, conform_fields
 
 _EXAMPLE = "such as '0=1,1=new:earliest': source 0 continues the former source 1, source 1 is new"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
+from dagster_ckpt.recovery.compatibility_report import Compatibility, CompatibilityReport
 
 if TYPE_CHECKING:
     import dagster as dg

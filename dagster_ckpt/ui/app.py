@@ -45,7 +45,7 @@ from dagster_ckpt.client import (
     start_options,
 )
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
-from dagster_ckpt.ui import views
+from dagster_ckpt.ui import page_data
 from dagster_ckpt.values.durations import headline, rounded_duration, size, utc_time
 from dagster_ckpt.values.metrics import METRICS, Sample
 from dagster_ckpt.values.modes import SnapshotKind
@@ -165,11 +165,11 @@ _HEADERS = {
 }
 _LARGEST_FORM = 10_000
 _TABS: dict[str, Callable[[Client, str], Any]] = {
-    "overview": views.overview,
-    "timeline": views.timeline,
-    "summary": views.summary,
-    "failures": views.failures,
-    "configuration": views.configuration,
+    "overview": page_data.overview,
+    "timeline": page_data.timeline,
+    "summary": page_data.summary,
+    "failures": page_data.failures,
+    "configuration": page_data.configuration,
 }
 
 
@@ -189,7 +189,7 @@ class CheckpointPage:
             "moment": lambda value: "-" if not value else utc_time(value),
             # For columns whose heading says UTC.
             "clock": lambda value: "-" if not value else utc_time(value).removesuffix(" UTC"),
-            "number": lambda value: "-" if value is None else views.number(value),
+            "number": lambda value: "-" if value is None else page_data.number(value),
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
             "headline": headline,
@@ -248,7 +248,7 @@ class CheckpointPage:
 
     def _graph(self, request: Request) -> Response:
         stream = request.query_params.get("stream") or None
-        return self._render(request, "graph.html", page=views.graph(self._client, stream), of_stream=stream)
+        return self._render(request, "graph.html", page=page_data.graph(self._client, stream), of_stream=stream)
 
     def _tab(self, name: str, request: Request) -> Response:
         page = _TABS[name](self._client, _stream(request))
@@ -262,7 +262,9 @@ class CheckpointPage:
             older_than = HistoryCursor.parse(asked["before"]) if asked.get("before") else None
         except ValueError:
             older_than = None
-        described, page = views.history(self._client, _stream(request), kind=kind, status=status, older_than=older_than)
+        described, page = page_data.history(
+            self._client, _stream(request), kind=kind, status=status, older_than=older_than
+        )
         return self._render(
             request,
             "history.html",
@@ -276,12 +278,12 @@ class CheckpointPage:
 
     def _snapshot(self, request: Request) -> Response:
         stream = _stream(request)
-        page = views.snapshot(self._client, stream, request.path_params["snapshot"])
+        page = page_data.snapshot(self._client, stream, request.path_params["snapshot"])
         described = self._client.describe_stream(stream, limit=1)
         return self._render(request, "snapshot.html", page=page, **self._of_stream(described, "history"))
 
     def _restart_form(self, request: Request) -> Response:
-        stream = self._client.describe_stream(_stream(request), limit=views.ROWS)
+        stream = self._client.describe_stream(_stream(request), limit=page_data.ROWS)
         given = _given(request.query_params)
         start: StartFrom | None = None
         preview: RewindPreview | None = None
@@ -301,7 +303,7 @@ class CheckpointPage:
             preview=preview,
             problem=problem,
             options=start_options(),
-            names=views.names(stream.snapshots),
+            names=page_data.names(stream.snapshots),
             **self._of_stream(stream, "restart"),
         )
 

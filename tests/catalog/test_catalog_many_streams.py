@@ -10,7 +10,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
 from dagster_ckpt.values.modes import SnapshotKind
-from dagster_ckpt.values.untrusted import LARGEST_LONG
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer, holding
 from tests.support.manual_clock import ManualClock

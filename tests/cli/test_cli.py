@@ -34,8 +34,8 @@ from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.recovery import plan_check
-from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.recovery import query_plan_check
+from dagster_ckpt.recovery.subsumption import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.ownership import OWNER
@@ -144,14 +144,14 @@ def test_a_rewind_is_previewed_and_asks_before_it_undoes_anything(golden: Golden
 def test_a_preview_is_that_of_the_restart_with_the_same_options(
     golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[-1])
+    monkeypatch.setattr(query_plan_check, "installed_release", lambda: RELEASES[-1])
     golden.snapshot(SnapshotKind.SAVEPOINT, "s")
     golden.commit(5)
     restart = ("restart", STREAM, "--from", "s", "--state-partitions", "12", "--preview")
     shown = run(*restart, "--no-safety-savepoint").stdout
     assert "no safety savepoint is taken" in shown
     assert "the state is rewritten: 2 partitions of RocksDB" in shown
-    monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[0])
+    monkeypatch.setattr(query_plan_check, "installed_release", lambda: RELEASES[0])
     monkeypatch.setattr(Rewriter, "find", lambda: None)
     assert "the start needs `dagster-ckpt rewriter install`" in run(*restart).stdout
 

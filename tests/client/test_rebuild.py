@@ -26,7 +26,7 @@ from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.retention import discard, subsume
+from dagster_ckpt.recovery.subsumption import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import requests
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.recovery import plan_check
+from dagster_ckpt.recovery import query_plan_check
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
@@ -102,7 +102,7 @@ def run_commands(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatc
         program.stop()
         monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{golden.root}/new.db")
     # The program is none of Spark, which would have to rewrite state.
-    monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[-1])
+    monkeypatch.setattr(query_plan_check, "installed_release", lambda: RELEASES[-1])
     try:
         for words in commands_of(page):
             more = [option for option in options if option not in words]

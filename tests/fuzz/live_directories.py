@@ -23,7 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, li
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.version_files import read_lineage, read_member
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import read_lineage, read_member
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.query.sources import distance
 from tests.fuzz.case import Case, Target

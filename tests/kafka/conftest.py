@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kafka_broker import Kafka, running_broker
 
-from dagster_ckpt.sinks.kafka.share import sessions
+from dagster_ckpt.sinks.kafka.executor_write import sessions
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/evidence/kafka-reliability.md"

@@ -14,8 +14,8 @@ from share_program import Life, all_rows, share, transactions
 
 from dagster_ckpt.errors import CkptError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka.claim import Past, claim
+from dagster_ckpt.sinks.kafka.executor_write import write_share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.share import write_share
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect
 

@@ -32,8 +32,8 @@ from dagster_ckpt.orchestration.streaming_asset import (
     streaming_asset,
     streaming_multi_asset,
 )
-from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.runtime import settlement
+from dagster_ckpt.recovery.subsumption import RetentionReport
+from dagster_ckpt.runtime import execution_end
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -128,7 +128,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StreamHandle, RunRequest]
     monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
     monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
     monkeypatch.setattr(stream_run, "jvm_pid", lambda _spark: None)
-    monkeypatch.setattr(settlement, "apply_terminal_retention", lambda *_: RetentionReport())
+    monkeypatch.setattr(execution_end, "apply_terminal_retention", lambda *_: RetentionReport())
     return asked
 
 

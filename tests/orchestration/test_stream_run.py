@@ -46,8 +46,8 @@ from dagster_ckpt.orchestration.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.runtime import settlement
+from dagster_ckpt.recovery.subsumption import RetentionReport
+from dagster_ckpt.runtime import execution_end
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
@@ -78,7 +78,7 @@ class Stage:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
         monkeypatch.setattr(stream_run, "jvm_pid", lambda _spark: None)
-        monkeypatch.setattr(settlement, "apply_terminal_retention", self._retain)
+        monkeypatch.setattr(execution_end, "apply_terminal_retention", self._retain)
 
     def _retain(self, job: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
         self.retained.append((execution_id, state))

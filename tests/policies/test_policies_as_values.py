@@ -1,4 +1,4 @@
-"""Policies as values: how they are combined, named, converted and refused, and what the guard logs of them.
+"""Policies as values: how they are combined, named, converted and refused, and what is logged of failing ones.
 
 Each value is made in its test: those of a parameter table are made on import, before mutmut changes anything.
 """

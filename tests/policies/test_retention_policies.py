@@ -1,4 +1,4 @@
-"""Retention policies: each rule, their combinations, a user's own, and the guard around them."""
+"""Retention policies: each rule, their combinations, a user's own."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_is_no_policy_is_refused_with_what_to_write(value: Any) -> None:
         AllOf(Latest(1), value)
 
 
-# The guard
+# Policies that fail
 
 
 class Raises:

@@ -1,4 +1,4 @@
-"""Trigger policies: each rule, their combinations, the guard, and the coordinator that asks them."""
+"""Trigger policies: each rule, their combinations, failing ones, and the coordinator that asks them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_the_interval_that_health_may_expect(policy: TriggerPolicy, interval_ms:
     assert CheckpointConfig(trigger=policy).options.known_interval_ms == interval_ms
 
 
-# The guard
+# Policies that fail
 
 
 class Raises:

@@ -14,7 +14,7 @@ from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.plan import RecoveryPlan
-from dagster_ckpt.recovery.plan_check import check_state
+from dagster_ckpt.recovery.query_plan_check import check_state
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.rewind_history import LAST, History
 

@@ -22,8 +22,8 @@ from dagster_ckpt.errors import CkptError, PlanChangedError, StateRewriteError
 from dagster_ckpt.recovery import live_directories, state_migration
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.plan_check import old_plan
 from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.query_plan_check import old_plan
 from dagster_ckpt.recovery.rewind_preview import LABEL
 from dagster_ckpt.runtime import start
 from dagster_ckpt.runtime.execution import StreamRun

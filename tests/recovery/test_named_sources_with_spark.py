@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.errors import SourceChangedError
-from dagster_ckpt.recovery.compatibility import Compatibility
+from dagster_ckpt.recovery.compatibility_report import Compatibility
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.sources import source_options, sources_in_entry
 from dagster_ckpt.spark.versions import NAMES_SOURCES, OFFSET_LOG_VERSION, Feature

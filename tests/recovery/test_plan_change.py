@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dagster_ckpt.errors import PlanChangedError
-from dagster_ckpt.recovery.plan_check import PlanChange, refuse_plan_change
-from dagster_ckpt.recovery.state_evolution import evolve, has_other_rows, plan_differences
+from dagster_ckpt.recovery.plan_compatibility import evolve, has_other_rows, plan_differences
+from dagster_ckpt.recovery.query_plan_check import PlanChange, refuse_plan_change
 from dagster_ckpt.spark.query.plan import COLUMNS, PlanDescription, PlanOperator, read_plan
 
 WATERMARK = PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", "10 seconds"),))

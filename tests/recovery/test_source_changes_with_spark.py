@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CkptError, PlanChangedError, SourceChangedError
-from dagster_ckpt.recovery.compatibility import Compatibility
+from dagster_ckpt.recovery.compatibility_report import Compatibility
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.testing import assert_compatible
 from tests.support.log_lines import collecting

@@ -22,7 +22,7 @@ from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import CkptError, InputGoneError, PlanChangedError
-from dagster_ckpt.recovery.compatibility import Compatibility
+from dagster_ckpt.recovery.compatibility_report import Compatibility
 from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.rewriter import Rewriter

@@ -17,9 +17,9 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StatePartitionsError,
 )
-from dagster_ckpt.recovery import plan_check
+from dagster_ckpt.recovery import query_plan_check
 from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
-from dagster_ckpt.recovery.plan_check import check_state
+from dagster_ckpt.recovery.query_plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state.stopped_state import StateShape, StoredState
 from dagster_ckpt.stream.handle import StreamHandle
@@ -39,9 +39,9 @@ def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Changed]
     history = History(tmp_path)
     shape = StateShape(ROCKSDB, 5)
     stored = StoredState(shape, ("stateStoreSave",), settings=STRICT)
-    monkeypatch.setattr(plan_check, "shape_in", lambda _live: shape)
-    monkeypatch.setattr(plan_check, "stored_state", lambda _live: stored)
-    monkeypatch.setattr(plan_check, "pinned_state", lambda _live: PinnedState(ROCKSDB))
+    monkeypatch.setattr(query_plan_check, "shape_in", lambda _live: shape)
+    monkeypatch.setattr(query_plan_check, "stored_state", lambda _live: stored)
+    monkeypatch.setattr(query_plan_check, "pinned_state", lambda _live: PinnedState(ROCKSDB))
 
     def changed(**fields: Any) -> StreamHandle:
         return replace(history.shelf.stream, **fields)

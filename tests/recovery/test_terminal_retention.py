@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, Snapsh
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.retention import (
+from dagster_ckpt.recovery.subsumption import (
     ORPHAN_AGE_MS,
     RetentionReport,
     apply_terminal_retention,

@@ -23,7 +23,7 @@ from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Resume
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.replay import lost_batches
-from dagster_ckpt.recovery.retention import retained_by_policy, subsumption
+from dagster_ckpt.recovery.subsumption import retained_by_policy, subsumption
 from dagster_ckpt.recovery.undone_reads import reads_at_start, with_undone_reads
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest

@@ -12,7 +12,7 @@ from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import Alignment, Attempt, AttemptCompleted
-from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.execution_end import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode

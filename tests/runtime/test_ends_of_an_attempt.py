@@ -33,7 +33,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     CleaningChanged,
     Event,
 )
-from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.execution_end import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts

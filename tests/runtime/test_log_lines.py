@@ -23,7 +23,7 @@ from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.flink import program
 from dagster_ckpt.orchestration.run_status import transitions_in_run_log
-from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.recovery.subsumption import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle

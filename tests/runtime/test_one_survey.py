@@ -12,9 +12,9 @@ import pytest
 from dagster_ckpt.recovery import sink_survey
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.sinks import registry
-from dagster_ckpt.sinks.guard import Judgement, SinkFacts
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import RollBack, Sink
+from dagster_ckpt.sinks.sink_ownership import Judgement, SinkFacts
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.played_query import PlayedQuery, Stage

@@ -31,7 +31,7 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.recovery import prepare
-from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.recovery.subsumption import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend

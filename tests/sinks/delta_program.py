@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
-from dagster_ckpt.sinks import delta_commit
+from dagster_ckpt.sinks import delta_roll_back
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.sink import RollBack
 from tests.support.shop_tables import (
@@ -150,15 +150,15 @@ class FormerHolder:
         self.pauses("it has asked for its lease")
 
     def roll_back(self) -> str:
-        commits = delta_commit._Table.commit
+        commits = delta_roll_back._Table.commit
 
         def commit(*what: Any) -> None:
             self.pauses("it has begun its transaction")
             commits(*what)
 
-        delta_commit._Table.commit = commit  # type: ignore[method-assign]
+        delta_roll_back._Table.commit = commit  # type: ignore[method-assign]
         ids = [str(action["appId"]) for action in self.shops.actions("txn")]
-        query_ids = [each for each in ids if each != delta_commit.ROLL_BACK_ID]
+        query_ids = [each for each in ids if each != delta_roll_back.ROLL_BACK_ID]
         try:
             DeltaTable("", self.shops.table).roll_back(
                 RollBack(0, query_id=query_ids[0], query_ids=query_ids), self.still_mine
@@ -166,7 +166,7 @@ class FormerHolder:
         except CkptError as error:
             return type(error).__name__
         finally:
-            delta_commit._Table.commit = commits  # type: ignore[method-assign]
+            delta_roll_back._Table.commit = commits  # type: ignore[method-assign]
         return "rolled back"
 
 
@@ -247,13 +247,13 @@ def compare_with_sql(spark: SparkSession, folder: Path) -> Iterator[dict[str, An
         for copy in (by_sql, by_package):
             shutil.copytree(table, copy)
         spark.sql(f"RESTORE TABLE delta.`{by_sql}` TO VERSION AS OF {version}")
-        delta_commit.restore_version(spark, str(by_package), version, decided_on=newest)
+        delta_roll_back.restore_version(spark, str(by_package), version, decided_on=newest)
         commits = [commit_of(copy, newest + 1) for copy in (by_sql, by_package)]
         yield {"scenario": f"version {version}", "by_sql": commits[0], "by_package": commits[1]}
     added = (json.loads(text)["add"]["path"] for text in commit_of(table, 1)["actions"] if '"add"' in text)
     (table / unquote(next(path for path in added if "a%20b" in path))).unlink()
     try:
-        delta_commit.restore_version(spark, str(table), 1, decided_on=newest)
+        delta_roll_back.restore_version(spark, str(table), 1, decided_on=newest)
     except SinkRollbackError as error:
         newer = (table / "_delta_log" / f"{newest + 1:020}.json").exists()
         yield {"scenario": "vacuumed", "refused": str(error), "is_changed": newer}

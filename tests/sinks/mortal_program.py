@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.streams import StreamRecords
-from dagster_ckpt.sinks import delta_commit
+from dagster_ckpt.sinks import delta_roll_back
 from dagster_ckpt.sinks.iceberg import OpenIcebergTable
 from dagster_ckpt.spark.versions import TableFormat
 from tests.sinks.delta_program import DELTA, DeltaShops
@@ -77,7 +77,7 @@ class Life:
     def steps(self) -> dict[str, tuple[type, str]]:
         """The steps of a roll-back: the new directory is the stream's, the table follows, and that is recorded."""
         commits: dict[str, tuple[type, str]] = {
-            TableFormat.DELTA: (delta_commit._Table, "commit"),
+            TableFormat.DELTA: (delta_roll_back._Table, "commit"),
             TableFormat.ICEBERG: (OpenIcebergTable, "_move"),
         }
         return {

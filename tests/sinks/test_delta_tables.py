@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
+from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID
 from dagster_ckpt.spark.versions import TableFormat
 from tests.support.shop_tables import PLAY_S, Plays, play
 from tests.support.table_jars import fetch_jars, needs_jar

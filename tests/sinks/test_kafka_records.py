@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka import session, share, writer
+from dagster_ckpt.sinks.kafka import executor_write, session, writer
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
 from dagster_ckpt.sinks.kafka.writer import (
@@ -48,12 +48,12 @@ def spark() -> Iterator[SparkSession]:
 
 
 def rows_of(places: list[int], **columns: object) -> pyarrow.RecordBatch:
-    return pyarrow.RecordBatch.from_pydict({**columns, share.PLACE: places})
+    return pyarrow.RecordBatch.from_pydict({**columns, executor_write.PLACE: places})
 
 
 def test_a_column_that_a_query_lacks_is_sent_as_none() -> None:
-    batches = [rows_of([0, 1], value=[b"a", None]), rows_of([2, share.END], value=[b"b", None])]
-    assert list(share.records_of(batches)) == [Record(b"a"), Record(None), Record(b"b")]
+    batches = [rows_of([0, 1], value=[b"a", None]), rows_of([2, executor_write.END], value=[b"b", None])]
+    assert list(executor_write.records_of(batches)) == [Record(b"a"), Record(None), Record(b"b")]
 
 
 def test_each_column_of_a_row_goes_into_its_record() -> None:
@@ -63,7 +63,7 @@ def test_each_column_of_a_row_goes_into_its_record() -> None:
         "key": pyarrow.array([b"k", None, None]),
         "value": pyarrow.array([b"v", b"w", None]),
     }
-    assert list(share.records_of([rows_of([0, 1, share.END], **columns)])) == [
+    assert list(executor_write.records_of([rows_of([0, 1, executor_write.END], **columns)])) == [
         Record(b"v", b"k", [("h", b"x"), ("h", None)], 2),
         Record(b"w"),
     ]
@@ -98,10 +98,10 @@ class Share:
 @pytest.mark.parametrize(
     ("arrived", "ended"),
     [
-        ([[0, 1, share.END]], "committed 5"),
-        ([[0, 1], [share.END]], "committed 5"),
-        ([[0, 1], [share.END], []], "committed 5"),
-        ([[share.END]], "committed 5"),
+        ([[0, 1, executor_write.END]], "committed 5"),
+        ([[0, 1], [executor_write.END]], "committed 5"),
+        ([[0, 1], [executor_write.END], []], "committed 5"),
+        ([[executor_write.END]], "committed 5"),
         ([[0, 1]], "aborted"),
         ([[0, 1], [2]], "aborted"),
         ([[]], "aborted"),
@@ -112,15 +112,15 @@ def test_a_share_whose_rows_end_early_is_not_committed(
     arrived: list[list[int]], ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_share = Share()
-    monkeypatch.setattr(share, "Session", lambda *_: of_share)
-    monkeypatch.setattr(share, "marker_before_share", lambda *_: of_share.marker())
-    monkeypatch.setattr(share, "sessions", {})
+    monkeypatch.setattr(executor_write, "Session", lambda *_: of_share)
+    monkeypatch.setattr(executor_write, "marker_before_share", lambda *_: of_share.marker())
+    monkeypatch.setattr(executor_write, "sessions", {})
     target = Transactions({}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
     rows = [rows_of(places, value=[b"a"] * len(places)) for places in arrived]
     is_whole = ended != "aborted"
 
     with nullcontext() if is_whole else pytest.raises(StorageAccessError, match="ended this task before its last row"):
-        share.write_share(target, 0, 5, share.records_of(rows))
+        executor_write.write_share(target, 0, 5, executor_write.records_of(rows))
 
     assert of_share.ended == [ended]
 
@@ -173,7 +173,7 @@ def test_a_worker_forgets_the_archives_of_spark_and_no_other(tmp_path: Path, mon
         monkeypatch.syspath_prepend(str(tmp_path / name))
     assert importlib.import_module("module_of_jobs")
 
-    share._forget_archives_of_spark()
+    executor_write._forget_archives_of_spark()
 
     kept = {Path(path).name for path in sys.path_importer_cache if Path(path).parent == tmp_path}
     assert kept == {"jobs.zip"}
@@ -197,9 +197,9 @@ def test_the_columns_that_kafka_takes_are_selected(
     batch = spark.sql(f"select {columns}")
     records = division_of(batch, writers).of(batch)
     assert set(records.columns) & set(Record._fields) == {*taken}
-    row, *ends = sorted(records.collect(), key=lambda row: row[share.PLACE])
+    row, *ends = sorted(records.collect(), key=lambda row: row[executor_write.PLACE])
     assert row["value"] == b"v"
-    assert [row[share.PLACE] for row in ends] == [share.END] * writers
+    assert [row[executor_write.PLACE] for row in ends] == [executor_write.END] * writers
 
 
 @pytest.mark.thorough(but="*-200-2")
@@ -217,8 +217,8 @@ def test_each_share_has_its_rows_in_order_and_one_end(
     arrived = shares.collect()
     by_writer = [[row for row in arrived if row["writer"] == writer] for writer in range(writers)]
 
-    assert [[row[share.PLACE] for row in rows if row["partition"] is None] for rows in by_writer] == [
-        [share.END]
+    assert [[row[executor_write.PLACE] for row in rows if row["partition"] is None] for rows in by_writer] == [
+        [executor_write.END]
     ] * writers
     numbers = [[row["partition"] for row in rows[:-1]] for rows in by_writer]
     assert all(each == sorted(each) for each in numbers)
@@ -234,17 +234,19 @@ def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
 ) -> None:
     # Another stream than that of the tests of its Python workers.
     target = Transactions({}, "t", "p", writers, "d", "planned", "q", Epoch(1, 1), "me")
-    name, _ = share.batch_property(target.owner, 0, "")
+    name, _ = executor_write.batch_property(target.owner, 0, "")
 
     def noted(_: Transactions) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
         def write(rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             from pyspark import TaskContext
 
             context: Any = TaskContext.get()
-            arrived = [row for batch in rows for row in batch.select(["key", "value", share.PLACE]).to_pylist()]
+            arrived = [
+                row for batch in rows for row in batch.select(["key", "value", executor_write.PLACE]).to_pylist()
+            ]
             file = tmp_path / f"{context.getLocalProperty(name)} {context.partitionId()}"
             file.write_text(repr([(row["key"], row["value"]) for row in arrived]))
-            assert [row[share.PLACE] for row in arrived].index(share.END) == len(arrived) - 1
+            assert [row[executor_write.PLACE] for row in arrived].index(executor_write.END) == len(arrived) - 1
             return iter(())
 
         return write

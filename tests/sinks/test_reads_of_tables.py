@@ -11,8 +11,8 @@ import pytest
 
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta import DeltaMerge
-from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.sinks.delta_log import DeltaLog
+from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID
 from dagster_ckpt.sinks.iceberg_history import IcebergHistory, IcebergSnapshot
 from dagster_ckpt.sinks.sink import ReadOfSink, RollBack, SinkEffect
 from dagster_ckpt.sinks.table import Step, verdict

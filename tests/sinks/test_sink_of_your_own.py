@@ -18,7 +18,7 @@ from dagster_ckpt import Client, register_sink, run_stream
 from dagster_ckpt.errors import OptionTypeError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.flink.program import StreamExecution
 from dagster_ckpt.sinks import registry
-from dagster_ckpt.sinks.in_flight import can_replay_a_batch
+from dagster_ckpt.sinks.batch_in_flight import can_replay_a_batch
 from dagster_ckpt.sinks.registry import described_sink, forecast, sink_of
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, newest_batch, roll_back
 from dagster_ckpt.sinks.table import TablePlan, TableSink

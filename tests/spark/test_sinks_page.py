@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.sinks.in_flight import can_replay_a_batch
+from dagster_ckpt.sinks.batch_in_flight import can_replay_a_batch
 from dagster_ckpt.sinks.registry import forecast
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 

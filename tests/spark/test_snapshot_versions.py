@@ -17,7 +17,7 @@ from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import give_snapshots_version, is_of_spark_4_0
+from dagster_ckpt.spark.checkpoint_dir.rocksdb_zip_version import give_snapshots_version, is_of_spark_4_0
 from dagster_ckpt.spark.versions import RELEASES, Feature
 from tests.golden.live_directories import ROWS, WRITTEN, lay_input, unpacked
 from tests.support.needs import needs, needs_rewriter

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dagster_ckpt.sinks.in_flight import settle_in_flight
+from dagster_ckpt.sinks.batch_in_flight import settle_in_flight
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id

@@ -6,8 +6,8 @@ import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError
 from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.sinks.batch_in_flight import can_replay_a_batch
 from dagster_ckpt.sinks.file_sink_log import roll_back
-from dagster_ckpt.sinks.in_flight import can_replay_a_batch
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, capture
 

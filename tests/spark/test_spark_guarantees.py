@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from live_files import LiveFiles
 
-from dagster_ckpt.sinks.in_flight import Guarantee, guarantees
+from dagster_ckpt.sinks.batch_in_flight import Guarantee, guarantees
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, mode_of_execution

@@ -25,15 +25,15 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
-from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import begin_log
-from dagster_ckpt.sinks.in_flight import (
+from dagster_ckpt.sinks.batch_in_flight import (
     InFlight,
     Unfinished,
     decide_in_flight,
     forecast_in_flight,
     settle_in_flight,
 )
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import RollBack, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

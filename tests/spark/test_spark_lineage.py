@@ -4,7 +4,7 @@ import pytest
 from live_files import changelog
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.spark.checkpoint_dir.version_files import read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import read_lineage
 
 # The head of a changelog as Spark 4.3 wrote it: one compressed block, then the empty one that ends the stream.
 SPARK_WROTE = bytes.fromhex(

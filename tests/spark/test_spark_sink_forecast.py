@@ -15,8 +15,8 @@ import yaml
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks import delta
-from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.sinks.delta_log import DeltaLog
+from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID
 from dagster_ckpt.sinks.registry import forecast, sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.spark.checkpoint_dir.version_files import read_member
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import read_member
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-2"
 CONTENT = b"v1\n" + b'{"sstFiles":[]}' * 20

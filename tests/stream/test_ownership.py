@@ -23,8 +23,8 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.retention import discard
-from dagster_ckpt.runtime.settlement import settle_execution
+from dagster_ckpt.recovery.subsumption import discard
+from dagster_ckpt.runtime.execution_end import settle_execution
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle

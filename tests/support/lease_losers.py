@@ -24,7 +24,7 @@ from dagster_ckpt.recovery import live_directories, prepare
 from dagster_ckpt.recovery.adopt import adopt
 from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.recovery.subsumption import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import (
@@ -36,8 +36,8 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Event,
 )
 from dagster_ckpt.runtime.execution import StreamRun
+from dagster_ckpt.runtime.execution_end import RetryQueue
 from dagster_ckpt.runtime.run import EndKind, RunRequest
-from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone

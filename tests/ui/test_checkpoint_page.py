@@ -30,7 +30,7 @@ from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.ui.charts import line_chart, points, ticks
-from dagster_ckpt.ui.views import snapshot
+from dagster_ckpt.ui.page_data import snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN, served

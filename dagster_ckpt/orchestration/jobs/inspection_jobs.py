@@ -30,7 +30,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
 from dagster_ckpt.orchestration.metadata import known, markdown_table, table
 from dagster_ckpt.orchestration.query import check_stream
 from dagster_ckpt.orchestration.stream import Stream
-from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
+from dagster_ckpt.recovery.compatibility_report import Compatibility, CompatibilityReport
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration, utc_time

@@ -27,7 +27,7 @@ from dagster_ckpt.sinks.kafka.session import client_properties, consumer_propert
 from dagster_ckpt.sinks.kafka.undone import TopicEnd, UndoneRanges, parse, skipped_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 # Names a file with properties, for processes without the query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"

@@ -13,7 +13,7 @@ from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.values.untrusted import number_in
+from dagster_ckpt.values.safe_parsing import number_in
 
 SINKS_FOLDER = "sinks"
 # Entered around each change that a successor would see; raises if this process is not the writer.

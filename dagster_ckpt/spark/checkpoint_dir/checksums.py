@@ -23,7 +23,7 @@ import xxhash
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import ContentCheck
-from dagster_ckpt.values.untrusted import reading
+from dagster_ckpt.values.safe_parsing import reading
 
 FRAMED = (".delta", ".snapshot", ".changelog")
 

@@ -51,7 +51,7 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import (
     layout_of,
     state_files,
 )
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 ATTEMPTS = 5
 STATE_EDITS = "state_edits"

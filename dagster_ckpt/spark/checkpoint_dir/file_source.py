@@ -27,8 +27,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_n
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
 from dagster_ckpt.spark.versions import OFFSET_LOG_VERSION
 from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG, from_json, number_in
 from dagster_ckpt.values.storage_path import local_path
-from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

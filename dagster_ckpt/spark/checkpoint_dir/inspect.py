@@ -22,7 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     read_offset_entry,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, NOTHING_KNOWN, ExecutionMode, KnownQuery, read_operators
-from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import is_of_spark_4_0
+from dagster_ckpt.spark.checkpoint_dir.rocksdb_zip_version import is_of_spark_4_0
 from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
 
 

@@ -17,8 +17,8 @@ from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck, check_of
+from dagster_ckpt.values.safe_parsing import number_in
 from dagster_ckpt.values.storage_path import local_path
-from dagster_ckpt.values.untrusted import number_in
 
 METADATA = "metadata"
 OFFSETS = "offsets"

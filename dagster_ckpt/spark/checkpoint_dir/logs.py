@@ -19,7 +19,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS
 from dagster_ckpt.spark.versions import NAMES_SOURCES, SparkFile
-from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG, from_json, number_in, reading
 
 # Set by an offline repartition; else shuffle partitions count.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"

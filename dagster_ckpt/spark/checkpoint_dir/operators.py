@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, read_offset_entry
 from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
-from dagster_ckpt.values.untrusted import from_json, reading
+from dagster_ckpt.values.safe_parsing import from_json, reading
 
 _SCHEMAS = "_stateSchema"
 JOIN = "symmetricHashJoin"

@@ -27,7 +27,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.checkpoint_dir.version_files import (
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import (
     StoreDirectory,
     format_v2_files,
     heap_files,

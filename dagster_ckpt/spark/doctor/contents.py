@@ -17,7 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS,
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHANGES
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
-from dagster_ckpt.values.untrusted import from_json, number_in, reading
+from dagster_ckpt.values.safe_parsing import from_json, number_in, reading
 
 _READERS = 8
 

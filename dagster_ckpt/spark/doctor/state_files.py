@@ -21,10 +21,10 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, check_schemas, read_operators
 from dagster_ckpt.spark.checkpoint_dir.state_files import CommittedState, files_of_store, state_files, store_places
-from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, snapshot_files
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import StoreDirectory, snapshot_files
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
+from dagster_ckpt.values.safe_parsing import from_json, number_in, reading
 from dagster_ckpt.values.storage_path import local_path
-from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 
 def examine_operator_notes(subject: Subject) -> Iterator[Finding]:

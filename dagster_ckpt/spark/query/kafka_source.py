@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.values.redaction import without_secrets
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

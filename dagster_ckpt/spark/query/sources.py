@@ -26,7 +26,7 @@ from dagster_ckpt.spark.query.table_sources import (
     iceberg_table,
 )
 from dagster_ckpt.values.redaction import without_secrets
-from dagster_ckpt.values.untrusted import from_json, reading
+from dagster_ckpt.values.safe_parsing import from_json, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import StateRewriteError, StorageAccessError
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.output import is_delta, is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.safe_parsing import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,7 +37,7 @@ from dagster_ckpt.errors import (
     StateRewriteError,
     UnsupportedSparkError,
 )
-from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
+from dagster_ckpt.recovery.subsumption import RetentionReport, apply_terminal_retention
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dagster_ckpt.recovery.plan_compatibility import Decision, Fate, describe_operator, evolve
 from dagster_ckpt.recovery.source_change import SourceJudgement
-from dagster_ckpt.recovery.state_evolution import Decision, Fate, describe_operator, evolve
 from dagster_ckpt.spark.checkpoint_dir.restore import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.state.migration import StateMigration

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.debugging import ShownBatch, ShownRows
 
     Query = Callable[[SparkSession], DataStreamWriter]
-    from dagster_ckpt.recovery.compatibility import CompatibilityReport
+    from dagster_ckpt.recovery.compatibility_report import CompatibilityReport
 
 
 @command(

@@ -11,12 +11,12 @@ import yaml
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import Past, SinkLogAtHand, past_of
-from dagster_ckpt.sinks.guard import NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import register_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink
+from dagster_ckpt.sinks.sink_ownership import NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.spark.query.output import NamedOutput
 
-CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
+CASES = yaml.safe_load(Path(__file__).with_name("sink_ownership.yaml").read_text())
 
 FLAGS = (
     "named",

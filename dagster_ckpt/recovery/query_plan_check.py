@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, StartEmpty
-from dagster_ckpt.recovery.state_evolution import (
+from dagster_ckpt.recovery.plan_compatibility import (
     describe_differences,
     evolve,
     has_other_rows,

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, suppress
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO, Hook
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.version_files import read_member
-from dagster_ckpt.values.untrusted import reading
+from dagster_ckpt.spark.checkpoint_dir.state_store_formats import read_member
+from dagster_ckpt.values.safe_parsing import reading
 
 OF_OTHER_RELEASES = 1
 _MEMBER = "metadata"

@@ -205,7 +205,7 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # `in_flight.py` decides on the batch in flight; a running query may have planned more.
+    # `batch_in_flight.py` decides on the batch in flight; a running query may have planned more.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE

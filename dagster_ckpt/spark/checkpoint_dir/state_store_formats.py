@@ -24,7 +24,7 @@ from dagster_ckpt.io.file_io import FileIO, Listing
 from dagster_ckpt.spark.checkpoint_dir.checksums import Pieces, read_blocks
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
 from dagster_ckpt.spark.versions import SparkFile
-from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
+from dagster_ckpt.values.safe_parsing import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
 
 _SSTS = "SSTs"
 _LOGS = "logs"

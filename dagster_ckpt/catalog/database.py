@@ -60,7 +60,7 @@ _USED_AT = "dagster_ckpt_used_at"
 class Database:
     """A SQL database that several processes and threads use.
 
-    Times are its own unless a `clock` is given: leases do not depend on their holders' clocks.
+    Times are its own unless a `clock` is given (ms since the epoch): leases do not depend on their holders' clocks.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:

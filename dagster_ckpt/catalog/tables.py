@@ -123,7 +123,7 @@ leases = Table(
     Column("acquired_at_ms", BigInteger),
     Column("renewed_at_ms", BigInteger),
     Column("expires_at_ms", BigInteger),
-    # Survives a release.
+    # Survives a release: a previous holder may be alive and unfenced.
     Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 

@@ -7,7 +7,7 @@ In storage, a file next to each savepoint names the set, for a rebuilt catalog. 
 the set, and deleted before the catalog releases it.
 
 For a restart, streams are restored downstream first and started upstream first: at no step has a stream read rows that
-its upstream lacks.
+its upstream lacks. If the process dies, the same command finishes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class Alignment(Enum):
     WAIT_FOR_COMMIT: Aligned: at the commit of the running batch.
     CARRY_IN_FLIGHT: Unaligned: at the newest commit, with the planned offsets of the running batch, which a restore
     replays exactly.
-    NEWEST_COMMIT: At least once: at the newest commit. A restore may plan the running batch differently.
+    NEWEST_COMMIT: At least once: at the newest commit. A restore may plan the running batch differently, so its
+    rows may be emitted twice.
     """
 
     WAIT_FOR_COMMIT = auto()

@@ -158,8 +158,9 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 class CheckpointCoordinator:
     """Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
 
-    It has no thread, I/O or clock. A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or
-    by the driver when it reports the end of a pending attempt.
+    It has no thread, I/O or clock. The driver carries out the returned actions in order, and sends a `Tick` at
+    `next_deadline_ms`. A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
+    when it reports the end of a pending attempt.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:

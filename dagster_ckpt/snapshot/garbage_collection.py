@@ -42,7 +42,7 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
 
 
 def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = ()) -> int:
-    """Delete a snapshot, or resume an interrupted deletion.
+    """Delete a snapshot, or resume an interrupted deletion; a missing one is not an error.
 
     Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
     those that this snapshot needed.
@@ -89,7 +89,7 @@ class Garbage:
 
 
 def storage_time_ms(file_io: FileIO) -> int | None:
-    """A time after every existing object, by the storage's clock."""
+    """A time after every existing object, by the storage's clock; None if it dates no objects."""
     now_ms = file_io.clock_ms(probe_name())
     return now_ms + 1 if now_ms is not None else None
 

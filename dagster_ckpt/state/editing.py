@@ -142,6 +142,8 @@ def edit_rows(
 ) -> EditedRows:
     """Edit the state after the newest batch of a directory, in a new directory, which is deleted on any error.
 
+    The last of the `edits` decides about a row.
+
     Raises:
         StateRewriteError: An edit does not fit the state, or something else changed.
         UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.

@@ -79,7 +79,7 @@ class StateFrame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that tell rows apart."""
+        """The columns that tell rows apart; in join sides and timers, all but the partition."""
         if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
             return (KEY, VALUE)
         return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)

@@ -187,7 +187,7 @@ class Rewriter:
 
     @staticmethod
     def find() -> Rewriter | None:
-        """Return the one that `DAGSTER_CKPT_REWRITER` names, else the installed one."""
+        """Return the one that `DAGSTER_CKPT_REWRITER` names, else the installed one; None if there is neither."""
         named = os.environ.get(VARIABLE)
         place = Path(named) if named else installed_place()
         return Rewriter(place) if named or place.is_dir() else None

@@ -112,6 +112,8 @@ def repeating(action: Callable[[], object], *, every_s: float, name: str) -> Ite
 
 
 class _GracePeriod:
+    """Time for a living process to renew its lease, which expired by the catalog's clock."""
+
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0

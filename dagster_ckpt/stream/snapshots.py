@@ -150,7 +150,8 @@ def holding(
 ) -> Iterator[None]:
     """Keep snapshots from being deleted during the context; None and unregistered ones are skipped.
 
-    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`.
+    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`; the
+    holds of a killed process last `ttl_ms`.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []

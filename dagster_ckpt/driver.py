@@ -19,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
+from dagster_ckpt.catalog.event_log import PACKAGE_LOGGER, RunLog
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, failing_start, hand_over, start_order
 from dagster_ckpt.client.spares import await_turn, prepared_spare
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -29,7 +29,7 @@ from dagster_ckpt.errors import CkptError, LeaseHeldError
 from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
-from dagster_ckpt.runtime.run import StartQuery
+from dagster_ckpt.runtime.run_request import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart

@@ -19,10 +19,10 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
+from dagster_ckpt.catalog.event_log import changes_of, log_event, note_changes
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, call_limit_s, limit_connections, limit_transaction, limited
-from dagster_ckpt.catalog.transitions import changes_of, log_event, note_changes
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets

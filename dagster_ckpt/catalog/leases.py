@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Row, select
 
 from dagster_ckpt.catalog.database import Records, cells, lease_lost_message, lease_row
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
-from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 
 _KEPT = ("stream_id", "token", "predecessor_unproven")

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog.database import Records, as_text, lock_snapshot, read_dict
+from dagster_ckpt.catalog.event_log import log_renewed, log_triggered, note_changes
 from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
@@ -28,7 +29,6 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
-from dagster_ckpt.catalog.transitions import log_renewed, log_triggered, note_changes
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.values.metrics import LAST_TIME
 from dagster_ckpt.values.modes import SnapshotKind

@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from dagster_ckpt.cli import code_check, examine, lifecycle, maintain, page, snapshots, state  # noqa: F401 - they register
+from dagster_ckpt.cli import code_check, lifecycle, maintain, page, show, snapshots, state  # noqa: F401 - they register
 from dagster_ckpt.cli.command import cli, end
 
 

@@ -14,7 +14,7 @@ from dagster_ckpt.errors import CatalogError, CkptError
 if TYPE_CHECKING:
     from dagster_ckpt.cli.command import Deployment
     from dagster_ckpt.client import Client
-    from dagster_ckpt.recovery.subsumption import RetentionReport
+    from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 
 ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensitive=False)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import (
     HANDS_OVER,
     LAUNCH_OF,
@@ -31,7 +32,6 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.code_check import verify_batches
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.client.preflight import check_start

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
     from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord, SnapshotRecord
+    from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
     from dagster_ckpt.recovery.compatibility_report import CompatibilityReport
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
-    from dagster_ckpt.recovery.subsumption import RetentionReport
     from dagster_ckpt.state.migration import StateMigration
     from dagster_ckpt.stream.handle import StreamHandle
     from dagster_ckpt.stream.start_from import StartFrom
@@ -146,7 +146,7 @@ class LifecycleMethods(Connection):
 
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
         from dagster_ckpt.runtime.execution_end import stop_before_restart
-        from dagster_ckpt.runtime.run import EndKind, QueryEnd
+        from dagster_ckpt.runtime.run_request import EndKind, QueryEnd
         from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 
         last = self._catalog.executions.latest(stream.stream_id)

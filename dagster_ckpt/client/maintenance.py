@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
     from dagster_ckpt.client.retention_preview import RetentionPreview
     from dagster_ckpt.policies.retention import RetentionPolicy
-    from dagster_ckpt.recovery.subsumption import RetentionReport
+    from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
     from dagster_ckpt.sinks.file_sink_repair import Relocation
 
 HISTORY_DAYS = 90
@@ -81,7 +81,7 @@ class MaintenanceMethods(Connection):
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
         """
-        from dagster_ckpt.recovery.subsumption import apply_terminal_retention, housekeeping
+        from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, housekeeping
         from dagster_ckpt.runtime.execution_end import settle_execution
 
         opened, ended = self._open(stream), TerminalState(state) if state is not None else None
@@ -106,7 +106,7 @@ class MaintenanceMethods(Connection):
 
         A stream that cannot be opened is reported as failed. `progress` is called with (done, all) after each stream.
         """
-        from dagster_ckpt.recovery.subsumption import RetentionReport
+        from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 
         reports = {}
         streams = [record.stream_id for record in self._catalog.streams.all()]
@@ -147,7 +147,7 @@ class MaintenanceMethods(Connection):
         newest proven ones, and the one that the current timeline began with. Ages are by the catalog's clock.
         """
         from dagster_ckpt.policies.retention import RetentionContext, decide_retention, needed_of_history
-        from dagster_ckpt.recovery.subsumption import RetentionReport, discard, newest_proven
+        from dagster_ckpt.recovery.checkpoint_retention import RetentionReport, discard, newest_proven
         from dagster_ckpt.stream.snapshots import describe_snapshot, retained
         from dagster_ckpt.values.modes import SnapshotKind
         from dagster_ckpt.values.validation import policy_name
@@ -190,7 +190,7 @@ class MaintenanceMethods(Connection):
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
                 timeout if that is longer.
         """
-        from dagster_ckpt.recovery.subsumption import housekeeping
+        from dagster_ckpt.recovery.checkpoint_retention import housekeeping
 
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 

@@ -24,8 +24,8 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
+from dagster_ckpt.recovery.operator_compatibility import describe_differences
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay, Rewind, StartEmpty
-from dagster_ckpt.recovery.plan_compatibility import describe_differences
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.query_plan_check import PlanChange, check_state, plan_change
 from dagster_ckpt.recovery.replay import lost_batches

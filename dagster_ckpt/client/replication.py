@@ -23,8 +23,8 @@ from dagster_ckpt.policies.retention import (
     RetentionPolicy,
     decide_retention,
 )
+from dagster_ckpt.recovery.checkpoint_retention import ORPHAN_AGE_MS, objects_of
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.subsumption import ORPHAN_AGE_MS, objects_of
 from dagster_ckpt.snapshot.garbage_collection import VERIFIED_NAME
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore

@@ -17,7 +17,7 @@ from dagster_ckpt.policies.retention import (
     needed_for_recovery,
     reasons_to_keep,
 )
-from dagster_ckpt.recovery.subsumption import retained_by_policy, subsumption, to_retain
+from dagster_ckpt.recovery.checkpoint_retention import retained_by_policy, subsumption, to_retain
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
 from dagster_ckpt.values.durations import size, utc_time

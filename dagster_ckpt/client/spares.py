@@ -8,8 +8,8 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.launching import unlaunched_start
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart

@@ -31,7 +31,7 @@ from dagster_ckpt.flink.execution_config import PARALLELISM_DEFAULT, ExecutionCo
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.execution_end import settle_run
-from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions

@@ -15,8 +15,8 @@ from typing import Any, cast
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import PACKAGE_LOGGER
 from dagster_ckpt.catalog.records import ExecutionRecord, StartCause
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import changed_fields

@@ -60,7 +60,7 @@ from dagster_ckpt.orchestration.stream import StreamSpec, asset_names, open_stre
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.execution_end import settle_run
-from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart

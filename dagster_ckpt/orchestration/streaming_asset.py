@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.runtime.run import Outcome
+    from dagster_ckpt.runtime.run_request import Outcome
 
 
 KIND_TAG_PREFIX = "dagster/kind/"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
 from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, SnapshotStatus, StateOrigin, StreamRecord
-from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import (
     CkptError,
     LiveDirectoryError,
@@ -23,8 +23,8 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
 )
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
+from dagster_ckpt.recovery.checkpoint_retention import discard, settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
-from dagster_ckpt.recovery.subsumption import discard, settle_dead_attempts
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch

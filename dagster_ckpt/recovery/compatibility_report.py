@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dagster_ckpt.recovery.plan_compatibility import Decision, Fate, describe_operator, evolve
+from dagster_ckpt.recovery.operator_compatibility import Decision, Fate, describe_operator, evolve
 from dagster_ckpt.recovery.source_change import SourceJudgement
 from dagster_ckpt.spark.checkpoint_dir.restore import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription

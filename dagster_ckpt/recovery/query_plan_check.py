@@ -17,14 +17,14 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StatePartitionsError,
 )
-from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, StartEmpty
-from dagster_ckpt.recovery.plan_compatibility import (
+from dagster_ckpt.recovery.operator_compatibility import (
     describe_differences,
     evolve,
     has_other_rows,
     plan_differences,
     refused_reasons,
 )
+from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, StartEmpty
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     LiveStatus,
     check_pinned_provider,

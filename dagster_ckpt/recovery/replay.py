@@ -13,9 +13,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Never
 
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, RestoreError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.memory import MemoryFileIO

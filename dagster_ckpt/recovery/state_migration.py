@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import InputGoneError, OptionError, PlanChangedError, StateRewriteError
-from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
-from dagster_ckpt.recovery.plan_compatibility import (
+from dagster_ckpt.recovery.operator_compatibility import (
     Decision,
     describe_differences,
     describe_operator,
@@ -21,6 +20,7 @@ from dagster_ckpt.recovery.plan_compatibility import (
     ruled_operators,
     taken_rows,
 )
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
 from dagster_ckpt.recovery.query_plan_check import old_plan
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed

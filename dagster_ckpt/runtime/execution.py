@@ -10,6 +10,7 @@ import uuid
 from functools import cache
 from random import Random
 
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import (
     BATCH_INPUTS,
@@ -20,12 +21,11 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
 from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.runtime.execution_end import Settlement, stop_before_restart
-from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
 from dagster_ckpt.runtime.telemetry import reporting

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
@@ -20,7 +21,6 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseLostError,
@@ -37,8 +37,8 @@ from dagster_ckpt.errors import (
     StateRewriteError,
     UnsupportedSparkError,
 )
-from dagster_ckpt.recovery.subsumption import RetentionReport, apply_terminal_retention
-from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport, apply_terminal_retention
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness

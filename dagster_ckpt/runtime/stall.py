@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from dagster_ckpt.catalog.transitions import log_transition
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.spark.query.query import QueryActivity, TaskCounts
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import rounded_duration

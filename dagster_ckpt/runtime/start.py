@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import (
     CatalogError,
     CkptError,
@@ -27,6 +27,7 @@ from dagster_ckpt.errors import (
     StorageAccessError,
 )
 from dagster_ckpt.recovery.adopt import take_over
+from dagster_ckpt.recovery.checkpoint_retention import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import StateRewrite
@@ -62,10 +63,9 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
-from dagster_ckpt.recovery.subsumption import settle_dead_attempts
 from dagster_ckpt.recovery.undone_reads import downstream_readers, reads_at_start, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
-from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
+from dagster_ckpt.runtime.run_request import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.kafka.undone import TopicEnd

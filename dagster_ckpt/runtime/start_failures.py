@@ -18,7 +18,7 @@ from dagster_ckpt.recovery.examination import Damage, Examiner, describe_point, 
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, live_point, point_of_origin
-from dagster_ckpt.runtime.run import QueryEnd, RunRequest
+from dagster_ckpt.runtime.run_request import QueryEnd, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE, LiveDirectory, NeededFile

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, OutputGap
+from dagster_ckpt.runtime.checkpoint_attempts import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
@@ -39,7 +39,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
 from dagster_ckpt.runtime.execution_end import RetryQueue, record_end
-from dagster_ckpt.runtime.run import REQUEST_POLL_MS, EndKind, QueryEnd
+from dagster_ckpt.runtime.run_request import REQUEST_POLL_MS, EndKind, QueryEnd
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.sinks.registry import sinks_of

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.leases import lease_held_message
 from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
-from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
 from dagster_ckpt.stream.liveness import (
     JVM_GRACE_S,

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
 from dagster_ckpt.catalog.records import LeaseRecord, OriginKind, SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

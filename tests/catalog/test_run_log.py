@@ -9,8 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from dagster_ckpt.catalog.event_log import RunLog, log_event, log_message, log_renewed, log_triggered
 from dagster_ckpt.catalog.records import EventType, SnapshotTrigger
-from dagster_ckpt.catalog.transitions import RunLog, log_event, log_message, log_renewed, log_triggered
 from dagster_ckpt.values.modes import SnapshotKind
 
 STREAM = "orders"

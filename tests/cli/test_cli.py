@@ -35,7 +35,7 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.recovery import query_plan_check
-from dagster_ckpt.recovery.subsumption import RetentionReport
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.ownership import OWNER

@@ -18,6 +18,7 @@ from sqlalchemy import text
 
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.event_log import describe_event
 from dagster_ckpt.catalog.records import (
     HANDS_OVER,
     EventRecord,
@@ -30,13 +31,12 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.requests import RequestRecords
-from dagster_ckpt.catalog.transitions import describe_event
 from dagster_ckpt.client import launching, preflight, requests
 from dagster_ckpt.client.launching import hand_over
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.runtime import execution, supervision
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.lease import has_living_holder

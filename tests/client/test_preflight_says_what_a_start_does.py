@@ -17,7 +17,7 @@ from dagster_ckpt.errors import CkptError
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import Trial

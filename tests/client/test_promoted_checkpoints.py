@@ -15,8 +15,8 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
 from dagster_ckpt.policies.retention import Latest
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, retained_by_policy
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, retained_by_policy
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support import verbs

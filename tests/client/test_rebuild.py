@@ -21,14 +21,14 @@ from dagster_ckpt.client.examination import SnapshotVerification, record_verific
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import ContinueFrom, rebuild
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.subsumption import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

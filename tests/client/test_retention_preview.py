@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.policies.retention import KeepRules, Latest, MaxBytes, RetentionPolicy
-from dagster_ckpt.recovery.subsumption import discard, subsume
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf
 
 

@@ -15,9 +15,9 @@ from dagster_ckpt.client.reconciliation import Definition, Orchestrator, StepRun
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, RowsAtRiskError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, discard, subsume
 from dagster_ckpt.recovery.live_directories import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, discard, subsume
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom

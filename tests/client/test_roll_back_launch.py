@@ -14,7 +14,7 @@ from dagster_ckpt.client.launching import DriverLaunch, launch_to_use, record_of
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.policies.retention import Latest
-from dagster_ckpt.recovery.subsumption import subsume
+from dagster_ckpt.recovery.checkpoint_retention import subsume
 from dagster_ckpt.stream.predecessor import predecessor
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import HOLDER, STREAM, Shelf

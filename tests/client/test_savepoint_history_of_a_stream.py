@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.policies.retention import SavepointHistory
-from dagster_ckpt.recovery.subsumption import RetentionReport, housekeeping
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport, housekeeping
 from tests.support.as_writer import as_writer, set_stream
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.verbs import apply_savepoint_history

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
 from tests.support import verbs

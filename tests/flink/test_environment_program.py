@@ -23,7 +23,7 @@ from dagster_ckpt.flink import environment
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.execution_config import KRYO_TYPES, SERIALIZER, KryoRegistrations
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.spark.query.description import same_session
 from dagster_ckpt.spark.query.session import application_settings
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TimeCharacteristic

@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.driver import pipes_report, progress_message
 from dagster_ckpt.flink.program import StreamExecution
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.stream.liveness import this_holder
 from tests.support.as_writer import as_writer
 
@@ -23,10 +23,10 @@ STREAM = "sales"
 PROGRAM = """
 import sys, threading
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.driver import pipes_report
 from dagster_ckpt.flink.program import StreamExecution
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from tests.support.as_writer import as_writer
 
 catalog = Catalog(sys.argv[1])

@@ -16,8 +16,8 @@ from typing import Any
 from dagster_ckpt.catalog.records import Holder, RequestKind
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.recovery.checkpoint_retention import subsume
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.recovery.subsumption import subsume
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind

@@ -17,7 +17,7 @@ from typing import Any
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.executor_write import sessions, write_share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import Record
+from dagster_ckpt.sinks.kafka.transaction import Record
 
 ROWS = 6
 

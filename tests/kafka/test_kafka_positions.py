@@ -24,8 +24,8 @@ from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.sinks.kafka.claim import Past, claim
 from dagster_ckpt.sinks.kafka.executor_write import write_share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import Record
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, topic_end, written_topic
+from dagster_ckpt.sinks.kafka.transaction import Record
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import ReadOfSink, Replay
 from dagster_ckpt.stream.start_from import StartFrom

@@ -27,7 +27,7 @@ from dagster_ckpt.errors import CkptError, LeaseLostError, OptionError, RowsAtRi
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.executor_write import write_share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import Record, Session
+from dagster_ckpt.sinks.kafka.transaction import Record, Session
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 

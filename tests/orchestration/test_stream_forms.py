@@ -32,9 +32,9 @@ from dagster_ckpt.orchestration.streaming_asset import (
     streaming_asset,
     streaming_multi_asset,
 )
-from dagster_ckpt.recovery.subsumption import RetentionReport
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 from dagster_ckpt.runtime import execution_end
-from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 
 SPEC = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=1000))

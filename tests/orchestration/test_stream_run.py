@@ -46,10 +46,10 @@ from dagster_ckpt.orchestration.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.recovery.subsumption import RetentionReport
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 from dagster_ckpt.runtime import execution_end
 from dagster_ckpt.runtime import start as starting
-from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer

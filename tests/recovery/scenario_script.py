@@ -14,7 +14,7 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StorageAccessError
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.stream.snapshots import newest_for_recovery

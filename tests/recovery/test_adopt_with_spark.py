@@ -31,7 +31,7 @@ from dagster_ckpt.cli.main import commands
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend

@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.plan import read_plan
 from dagster_ckpt.spark.query.query import start_query

@@ -11,8 +11,8 @@ import pytest
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer, keeping

@@ -18,7 +18,7 @@ from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.examination import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.golden_stream import as_zeros, with_a_flipped_bit
 from tests.support.played_query import PlayedQuery

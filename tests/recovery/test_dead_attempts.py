@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.recovery.subsumption import ORPHAN_AGE_MS, housekeeping, settle_dead_attempts
+from dagster_ckpt.recovery.checkpoint_retention import ORPHAN_AGE_MS, housekeeping, settle_dead_attempts
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
 from dagster_ckpt.stream.snapshots import holding as holding_snapshots
 from dagster_ckpt.values.modes import SnapshotKind

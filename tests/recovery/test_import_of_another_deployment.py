@@ -18,7 +18,7 @@ from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.recovery.fork import import_snapshot
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query

@@ -27,7 +27,7 @@ from dagster_ckpt.recovery.query_plan_check import old_plan
 from dagster_ckpt.recovery.rewind_preview import LABEL
 from dagster_ckpt.runtime import start
 from dagster_ckpt.runtime.execution import StreamRun
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_ckpt.errors import PlanChangedError
-from dagster_ckpt.recovery.plan_compatibility import evolve, has_other_rows, plan_differences
+from dagster_ckpt.recovery.operator_compatibility import evolve, has_other_rows, plan_differences
 from dagster_ckpt.recovery.query_plan_check import PlanChange, refuse_plan_change
 from dagster_ckpt.spark.query.plan import COLUMNS, PlanDescription, PlanOperator, read_plan
 

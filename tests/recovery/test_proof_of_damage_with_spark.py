@@ -19,7 +19,7 @@ from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.runtime.start_failures import unloadable_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query

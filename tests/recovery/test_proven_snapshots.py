@@ -11,9 +11,9 @@ import pytest
 
 from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.recovery.checkpoint_retention import subsume
 from dagster_ckpt.recovery.facts import with_equal_content
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, failed_points, snapshot_point
-from dagster_ckpt.recovery.subsumption import subsume
 from tests.support.golden_stream import GoldenStream
 from tests.support.retention_shelf import Shelf
 from tests.support.verbs import apply_savepoint_history

@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration

@@ -19,7 +19,7 @@ from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.durations import wall_clock_ms

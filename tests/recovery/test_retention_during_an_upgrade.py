@@ -10,7 +10,7 @@ import pytest
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, subsume
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, subsume
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.retention_shelf import STREAM, Shelf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagster_ckpt.recovery.subsumption import RetentionReport, discard
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport, discard
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.values.metrics import FREED
 from tests.support.retention_shelf import Shelf

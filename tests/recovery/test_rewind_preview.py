@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.sources import SourceDistance

@@ -15,10 +15,10 @@ from dagster_ckpt.errors import (
     SnapshotCorruptError,
     SnapshotNotFoundError,
 )
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import take_safety_savepoint
-from dagster_ckpt.recovery.subsumption import discard, subsume
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support import verbs

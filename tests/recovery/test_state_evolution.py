@@ -16,7 +16,7 @@ import yaml
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.recovery.plan_compatibility import (
+from dagster_ckpt.recovery.operator_compatibility import (
     Fate,
     _resolved,
     _values,

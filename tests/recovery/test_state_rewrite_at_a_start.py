@@ -20,7 +20,7 @@ from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
 from dagster_ckpt.errors import StateBackendChangeError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.description import QueryToStart

@@ -22,7 +22,7 @@ from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotTrigger
 from dagster_ckpt.policies.retention import Every, Latest, NewestPer, RetentionPolicy, YoungerThan
-from dagster_ckpt.recovery.subsumption import discard, subsume
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.verbs import apply_savepoint_history

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.recovery.checkpoint_retention import housekeeping
 from dagster_ckpt.recovery.live_directories import delete_live_directories, delete_older_live_directories
-from dagster_ckpt.recovery.subsumption import housekeeping
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.lease import AcquiredLease

@@ -12,8 +12,7 @@ from dagster_ckpt.catalog.pending_restore import Emptied
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
-from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.subsumption import (
+from dagster_ckpt.recovery.checkpoint_retention import (
     ORPHAN_AGE_MS,
     RetentionReport,
     apply_terminal_retention,
@@ -21,6 +20,7 @@ from dagster_ckpt.recovery.subsumption import (
     housekeeping,
     subsume,
 )
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER

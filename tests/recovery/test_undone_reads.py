@@ -17,16 +17,16 @@ from dagster_ckpt.client.preflight import planned_start, start_facts, start_prev
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.policies.retention import Latest, RetentionContext
 from dagster_ckpt.recovery import prepare as prepare_module
+from dagster_ckpt.recovery.checkpoint_retention import retained_by_policy, subsumption
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Resume
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.replay import lost_batches
-from dagster_ckpt.recovery.subsumption import retained_by_policy, subsumption
 from dagster_ckpt.recovery.undone_reads import reads_at_start, with_undone_reads
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.spark.query.sources import identities_of_record, keyed

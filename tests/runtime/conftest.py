@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.runtime import run
+from dagster_ckpt.runtime import run_request
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
@@ -22,7 +22,7 @@ def a_start_that_polls_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A test about a start that is stopped sets its own interval.
     """
-    monkeypatch.setattr(run, "REQUEST_POLL_MS", 3_600_000)
+    monkeypatch.setattr(run_request, "REQUEST_POLL_MS", 3_600_000)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagster_ckpt.runtime import supervision
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.query.query import jvm_pid
 from tests.support.query_bench import Bench, make_stream
 from tests.support.small_spark import small_spark

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from tests.support.logged_life import LoggedLife
 from tests.support.played_query import PlayedQuery
 

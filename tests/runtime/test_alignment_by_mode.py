@@ -9,8 +9,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import Alignment, Attempt, AttemptCompleted
 from dagster_ckpt.runtime.execution_end import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind

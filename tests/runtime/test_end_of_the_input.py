@@ -13,7 +13,7 @@ from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.execution_end import settle_run
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.played_query import PlayedQuery
 from tests.support.retention_shelf import STREAM, Shelf

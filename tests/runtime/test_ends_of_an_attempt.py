@@ -21,8 +21,8 @@ from dagster_ckpt.errors import (
     StorageAccessError,
 )
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,

@@ -17,7 +17,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import HOLDER, Shelf
 

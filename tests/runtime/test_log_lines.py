@@ -14,18 +14,18 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import driver
-from dagster_ckpt.catalog import transitions
+from dagster_ckpt.catalog import event_log
+from dagster_ckpt.catalog.event_log import describe_event, log_transition
 from dagster_ckpt.catalog.records import EventType
-from dagster_ckpt.catalog.transitions import describe_event, log_transition
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.flink import program
 from dagster_ckpt.orchestration.run_status import transitions_in_run_log
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.values.durations import size
@@ -52,7 +52,7 @@ def live(life: LoggedLife, stream: StreamHandle) -> None:
     outcome = execute_stream(stream, request)
     report = apply_terminal_retention(stream, outcome.execution_id, TerminalState.CANCELED)
     for message in report.messages(unlogged=True):
-        transitions.log_message(STREAM, message)
+        event_log.log_message(STREAM, message)
 
 
 def test_a_plain_program_logs_each_transition_once(life: LoggedLife, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ def test_a_log_that_breaks_ends_nothing_and_the_other_lines_arrive() -> None:
 
 
 def test_the_level_of_the_package_is_as_before_when_the_last_log_closes() -> None:
-    package = logging.getLogger(transitions.PACKAGE_LOGGER)
+    package = logging.getLogger(event_log.PACKAGE_LOGGER)
     before = package.level
     first, second = forwarded_log(lambda *_: None), forwarded_log(lambda *_: None)
     first.__enter__()

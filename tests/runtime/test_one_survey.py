@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from dagster_ckpt.recovery import sink_survey
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import RollBack, Sink

@@ -15,7 +15,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.policies.retention import Latest
 from dagster_ckpt.policies.trigger import EveryBatches, EveryRows
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.query.query import QueryProgress
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery

@@ -22,7 +22,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom

@@ -11,8 +11,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import EventType, Holder, RequestKind, RequestStatus, SnapshotStatus
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import Abort, Alignment, Attempt, AttemptCompleted, AttemptFailed
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason as Reason
 from dagster_ckpt.runtime.execution_end import RetryQueue

@@ -17,8 +17,8 @@ from dagster_ckpt.errors import (
     RequestFailedError,
 )
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.runtime import run, supervision
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime import run_request, supervision
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.values.durations import monotonic_ms
 from tests.support import verbs
 from tests.support.played_query import PlayedQuery, Stage
@@ -231,7 +231,7 @@ def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
 def test_a_stop_that_is_withdrawn_while_the_stream_starts_lets_it_start(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
 ) -> None:
-    monkeypatch.setattr(run, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(run_request, "REQUEST_POLL_MS", 0)
     withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
     request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
     play = Stage(shelf.stream, [PlayedQuery(ends=True)])
@@ -269,7 +269,7 @@ def test_a_stop_with_a_savepoint_that_is_asked_for_during_a_start_is_refused_at_
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for the first batch of the query, which a long restore puts off by hours."""
-    monkeypatch.setattr(run, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(run_request, "REQUEST_POLL_MS", 0)
     requests: Any = shelf.stream.catalog.requests
     before, asked = asked_to_stop(shelf), list[str]()
     access = shelf.stream.store.check_access

@@ -9,7 +9,7 @@ from typing import Any
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from tests.support.played_query import PlayedQuery, Stage
 

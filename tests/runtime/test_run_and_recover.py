@@ -31,9 +31,9 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.recovery import prepare
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.metrics import COMPLETED, LAST_SIZE

@@ -12,7 +12,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage

@@ -16,9 +16,9 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.client.lifecycle import StopResult
-from dagster_ckpt.runtime import run
+from dagster_ckpt.runtime import run_request
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
@@ -32,7 +32,7 @@ MANY = 400
 @pytest.fixture
 def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ladder]:
     # At each call, not twice a second.
-    monkeypatch.setattr(run, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(run_request, "REQUEST_POLL_MS", 0)
     ladder = Ladder(tmp_path)
     yield ladder
     ladder.close()
@@ -157,7 +157,7 @@ def test_an_interrupt_ends_a_start(ladder: Ladder) -> None:
 
 
 def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "REQUEST_POLL_MS", 500)
+    monkeypatch.setattr(run_request, "REQUEST_POLL_MS", 500)
     looks: list[int] = []
     now_ms = 0
 
@@ -166,7 +166,7 @@ def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypa
         return False
 
     lease = ladder.stream.catalog.leases.acquire(STREAM, HOLDER, 60_000)
-    watch = run.StartWatch(ladder.stream.catalog, lease, interrupted, clock=lambda: now_ms)
+    watch = run_request.StartWatch(ladder.stream.catalog, lease, interrupted, clock=lambda: now_ms)
     for now_ms in range(0, 2_000, 7):  # noqa: B007 - the clock reads it
         watch()
 

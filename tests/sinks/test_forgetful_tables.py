@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.catalog.pending_restore import Emptied, ToSnapshot
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.retention_shelf import STREAM

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
-from dagster_ckpt.sinks.kafka import claim, session
+from dagster_ckpt.sinks.kafka import claim, transaction
 from dagster_ckpt.sinks.kafka import sink as kafka_sink
 from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.marker import (
@@ -23,8 +23,8 @@ from dagster_ckpt.sinks.kafka.marker import (
     fields_of,
     refuse_others,
 )
-from dagster_ckpt.sinks.kafka.session import client_properties
 from dagster_ckpt.sinks.kafka.sink import may_hold_marker
+from dagster_ckpt.sinks.kafka.transaction import client_properties
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -337,9 +337,9 @@ def test_a_glance_that_may_be_older_than_the_claim_is_not_believed(
     glance: Marker | None, is_believed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"read_uncommitted": glance, "read_committed": marker(6, owner="second")}
-    monkeypatch.setattr(session, "_looked_up", lambda target, writer, isolation: answers[isolation])
+    monkeypatch.setattr(transaction, "_looked_up", lambda target, writer, isolation: answers[isolation])
 
-    found = session.marker_before_share(transactions(), 0, 7)
+    found = transaction.marker_before_share(transactions(), 0, 7)
     assert found == answers["read_uncommitted" if is_believed else "read_committed"]
 
 

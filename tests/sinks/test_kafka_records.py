@@ -23,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka import executor_write, session, writer
+from dagster_ckpt.sinks.kafka import executor_write, transaction, writer
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
-from dagster_ckpt.sinks.kafka.session import Record
+from dagster_ckpt.sinks.kafka.transaction import Record
 from dagster_ckpt.sinks.kafka.writer import (
     _interrupted_in_brief,
     _workers_of_their_own,
@@ -154,16 +154,16 @@ def test_queued_records_are_waited_for_as_long_as_they_become_fewer(
     lengths: list[int], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(1000))
-    monkeypatch.setattr(session.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(session, "PATIENCE_S", 4.0)
+    monkeypatch.setattr(transaction.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(transaction, "PATIENCE_S", 4.0)
     queue = Queue(lengths)
-    session._flush(queue)  # type: ignore[arg-type]
+    transaction._flush(queue)  # type: ignore[arg-type]
     assert len(queue) == left
 
 
 def test_the_delivery_timeout_of_the_java_client_is_accepted() -> None:
     target = Transactions({"delivery.timeout.ms": "120000"}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
-    assert len(session._producer(target, "id")) == 0
+    assert len(transaction._producer(target, "id")) == 0
 
 
 def test_a_worker_forgets_the_archives_of_spark_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
-from dagster_ckpt.recovery.plan_compatibility import Fate, evolve, plan_differences
+from dagster_ckpt.recovery.operator_compatibility import Fate, evolve, plan_differences
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, key_columns, read_operators
 from dagster_ckpt.spark.query.plan import (

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id

@@ -18,8 +18,8 @@ from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client.outputs import clean_sinks
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.recovery.checkpoint_retention import discard, housekeeping, subsume
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER, remove_leftovers
-from dagster_ckpt.recovery.subsumption import discard, housekeeping, subsume
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import holding

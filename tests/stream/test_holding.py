@@ -14,8 +14,8 @@ import pytest
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.client.examination import verify_snapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom

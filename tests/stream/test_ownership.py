@@ -18,12 +18,12 @@ from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.recovery.checkpoint_retention import discard
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.subsumption import discard
 from dagster_ckpt.runtime.execution_end import settle_execution
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, housekeeping
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import acquire

@@ -10,10 +10,10 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import OWNER, disown_live_folder
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState

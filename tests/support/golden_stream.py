@@ -20,9 +20,9 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.subsumption import discard, subsume
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory

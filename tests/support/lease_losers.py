@@ -22,11 +22,11 @@ from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.recovery import live_directories, prepare
 from dagster_ckpt.recovery.adopt import adopt
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention
 from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention
-from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import (
     Alignment,
     Attempt,
@@ -37,7 +37,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 )
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.execution_end import RetryQueue
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone

@@ -16,11 +16,11 @@ from unittest import mock
 
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.recovery.checkpoint_retention import housekeeping, settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.subsumption import housekeeping, settle_dead_attempts
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID

@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryActivity, QueryFacts, QueryProgress, TaskCounts
 from dagster_ckpt.stream.handle import StreamHandle

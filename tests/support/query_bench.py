@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
+from dagster_ckpt.runtime.run_request import Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_offset_entry
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query

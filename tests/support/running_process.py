@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestRecord, RequestStatus
-from dagster_ckpt.recovery.subsumption import discard, subsume
+from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import HOLDER, STREAM
 from tests.support.rewind_history import History

@@ -9,8 +9,8 @@ from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.client.preflight import planned_start, start_preview
+from dagster_ckpt.recovery.checkpoint_retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.recovery.subsumption import RetentionReport
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 

@@ -11,9 +11,9 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
 from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.recovery.subsumption import apply_terminal_retention, housekeeping
+from dagster_ckpt.recovery.checkpoint_retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState

@@ -19,7 +19,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     query_mark,
     refuse_others,
 )
-from dagster_ckpt.sinks.kafka.session import (
+from dagster_ckpt.sinks.kafka.transaction import (
     Session,
     await_topic,
     is_fenced,

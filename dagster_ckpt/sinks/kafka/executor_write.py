@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_ckpt.errors import RowsAtRiskError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, replaced
-from dagster_ckpt.sinks.kafka.session import (
+from dagster_ckpt.sinks.kafka.transaction import (
     Header,
     Record,
     RecordFields,

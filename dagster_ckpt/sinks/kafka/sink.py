@@ -23,7 +23,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     query_mark,
     undone_of,
 )
-from dagster_ckpt.sinks.kafka.session import client_properties, consumer_properties
+from dagster_ckpt.sinks.kafka.transaction import client_properties, consumer_properties
 from dagster_ckpt.sinks.kafka.undone import TopicEnd, UndoneRanges, parse, skipped_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace

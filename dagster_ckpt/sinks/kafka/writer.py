@@ -18,7 +18,7 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, claim_from_another_query, past_of
 from dagster_ckpt.sinks.kafka.executor_write import END, PLACE, batch_property, share_writer
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
+from dagster_ckpt.sinks.kafka.transaction import await_topic, client_properties
 from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

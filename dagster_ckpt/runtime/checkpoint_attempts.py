@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from dagster_ckpt.catalog.event_log import failure_streak, log_transition
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.catalog.transitions import failure_streak, log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, SnapshotAbortedError, StorageAccessError
+from dagster_ckpt.recovery.checkpoint_retention import discard, interrupted_deletions, subsume
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.recovery.subsumption import discard, interrupted_deletions, subsume
 from dagster_ckpt.runtime.batch_progress import BatchLog, PositionWatch
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
@@ -35,7 +35,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 )
 from dagster_ckpt.runtime.coordinator import FailureTally
 from dagster_ckpt.runtime.execution_end import RetryQueue, record_end
-from dagster_ckpt.runtime.run import EndKind, QueryEnd
+from dagster_ckpt.runtime.run_request import EndKind, QueryEnd
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.sinks.batch_in_flight import can_replay_a_batch, guarantees
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions

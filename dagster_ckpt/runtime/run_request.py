@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import (
     BatchInput,
     ExecutionStatus,
@@ -21,7 +22,6 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, RestartWithdrawnError, StartStoppedError
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

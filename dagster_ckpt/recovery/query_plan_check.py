@@ -183,15 +183,15 @@ def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
     if isinstance(plan, Restore):
         provider = _properties(stream, plan).get("state_store_provider")
         return PinnedState(provider if isinstance(provider, str) else None)
-    live = stream.catalog.streams.get(stream.stream_id).live_directory
-    return PinnedState(None) if live is None else pinned_state(LiveDirectory(live))
+    is_new = stream.catalog.streams.get(stream.stream_id).live_directory is None
+    return PinnedState(None) if is_new else pinned_state(_live(stream, plan))
 
 
 def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
     # A damaged name is no change of the backend: a recovery tries the next point.
-    live = stream.catalog.streams.get(stream.stream_id).live_directory
-    if not isinstance(plan, Restore) and live is not None:
-        check_pinned_provider(LiveDirectory(live))
+    is_new = stream.catalog.streams.get(stream.stream_id).live_directory is None
+    if not isinstance(plan, Restore) and not is_new:
+        check_pinned_provider(_live(stream, plan))
 
 
 @dataclass(frozen=True)

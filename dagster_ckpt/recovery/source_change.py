@@ -321,7 +321,8 @@ def _files(was: ReadSource, now: SourceIdentity) -> str | None:
         return None
     if not was.files:
         return None if before is None else "another path"
-    elsewhere = [each for each in was.files if not reads(path, each)]
+    is_deep = now.options.get("recursivefilelookup", "").lower() == "true"
+    elsewhere = [each for each in was.files if not _reads(path, each, is_deep=is_deep)]
     if not elsewhere:
         return None
     return f"it does not read {elsewhere[0]}, which was read: the rest would be missing, or read again"
@@ -359,9 +360,13 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
     return "another table" if before.get(TABLE) != now.identity.get(TABLE) and before else None
 
 
-def reads(path: str, file: str) -> bool:
+# Spark lists a folder and its partitions (`PartitioningAwareFileIndex.allFiles`).
+_BELOW = "(/[^/=]+=[^/]*)*(/[^/]+)?"
+
+
+def _reads(path: str, file: str, *, is_deep: bool) -> bool:
     """Whether a source of a path, with scheme and perhaps a pattern, reads a file, given as a URI."""
-    pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
+    pattern = re.compile(_as_expression(plain_path(path)) + ("(/.*)?" if is_deep else _BELOW))
     return pattern.fullmatch(uri_path(file)) is not None
 
 

@@ -31,7 +31,7 @@ def identity(given: dict[str, Any], options: dict[str, str] | None = None) -> So
     what = {name: str(given[field]) for name, field in named.items() if field in given}
     what |= {TOPICS: ",".join(given["topics"])} if "topics" in given else {}
     what |= {f"{TOPIC_ID}{topic}": text for topic, text in given.get("ids", {}).items()}
-    return SourceIdentity(given["kind"], given.get("name"), what, options or {})
+    return SourceIdentity(given["kind"], given.get("name"), what, options or given.get("options", {}))
 
 
 def was(given: dict[str, Any]) -> ReadSource:

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.recovery import query_plan_check
-from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
+from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, Rewind, StartEmpty
 from dagster_ckpt.recovery.query_plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state.stopped_state import StateShape, StoredState
@@ -101,6 +101,20 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(error, match=why):
         check_state(stream(**fields), plan, StartFrom(state_partitions=partitions))
+
+
+def test_the_state_of_the_directory_that_the_start_goes_back_to_is_compared(
+    stream: Changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {"/origin": PinnedState(HEAP)}
+    monkeypatch.setattr(query_plan_check, "pinned_state", lambda live: stored.get(live.url, PinnedState(ROCKSDB)))
+    looked_at: list[str] = []
+    monkeypatch.setattr(query_plan_check, "check_pinned_provider", lambda live: looked_at.append(live.url))
+    plan = Rewind(reason="back", to_batch=1, point="batch-1", directory="/origin")
+
+    with pytest.raises(StateBackendChangeError, match="on_change: CONVERT"):
+        check_state(stream(backend=EmbeddedRocksDBStateBackend(True)), plan, StartFrom())
+    assert looked_at == ["/origin"]
 
 
 def test_an_empty_start_rewrites_nothing(stream: Changed) -> None:

@@ -36,6 +36,12 @@ def test_an_offline_repartition_counts_more_than_the_session_for_the_number_of_p
     assert parse_offset_entry(b"v2\n" + conf, "offsets/0").partitions == 3
 
 
+@pytest.mark.parametrize("damaged", [b'{"t":{"0":7', b'{"t":{"0":7}}\n{"\xff":{"0":7}}'])
+def test_an_offset_that_spark_cannot_read_is_damage(damaged: bytes) -> None:
+    with pytest.raises(LiveDirectoryError, match="offsets/3"):
+        parse_offset_entry(b"v1\n{}\n" + damaged, "offsets/3")
+
+
 def test_continuous_processing_leaves_the_metadata_line_empty() -> None:
     entry = parse_offset_entry(b'v1\n\n{"0":5}', "offsets/3")
 

@@ -162,6 +162,9 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     continuous = not lines[0].strip()
     metadata = _OffsetMetadata() if continuous else _model(_OffsetMetadata, lines[0], where)
     offsets = _offsets(version, lines, where)
+    for name, offset in offsets:
+        if offset.startswith("{") and not offset.rstrip().endswith("}"):
+            raise _malformed(where, f"the offset of source {name} ends early")
     sources = {name: None if offset == NO_OFFSET else offset for name, offset in offsets}
     entry = OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
     with reading(lambda why: _malformed(where, why)):
@@ -291,7 +294,9 @@ def _named_offset(line: str, where: str) -> tuple[str, str]:
 def _lines(data: bytes, where: str, kind: SparkFile) -> tuple[int, list[str]]:
     if not data:
         raise _malformed(where, "it is empty")
-    line, *rest = data.decode("utf-8", "replace").split("\n")
+    # Spark refuses other bytes, too.
+    with reading(lambda why: _malformed(where, why)):
+        line, *rest = data.decode().split("\n")
     version = kind.version_in(line, where)
     if version is None:
         raise _malformed(where, f"its first line is {line[:40]!r}, but must be a version such as v1")

@@ -35,6 +35,7 @@ _FAMILIES = 3
 # From this revision on, a description names the columns that a join keeps.
 _EXACT_JOINS = 3
 _WITHOUT_ROWS = ": it begins without rows"
+_HIDDEN_NUMBERS = "the plan does not show how Spark numbers its branches (SQL's WITH, or many operators)"
 
 _NAMES = {
     "Aggregate": "aggregation",
@@ -222,12 +223,14 @@ def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDesc
         max(count.values(), default=0) > 1 or (JOIN_KIND in count and count.total() > 1) for count in counts
     )
     marks = [sum(each.kind == WATERMARK for each in plan.operators) for plan in (before, after)]
+    is_unknown = any(each.why for each in found) and (before.has_unknown_numbers or after.has_unknown_numbers)
+    doubt = _HIDDEN_NUMBERS if is_unknown else "several operators are alike"
     for each in found:
         if each.operator.kind == WATERMARK and None in (each.was, each.now) and min(marks) > 0:
             # Its source was added or removed, too.
             yield replace(each, fate=Fate.REFUSE)
-        elif unclear and each.keeps_state and each.fate is not Fate.REFUSE:
-            why = f"{each.why or 'unchanged'}, but which state is whose is not certain: several operators are alike"
+        elif (unclear or is_unknown) and each.keeps_state and each.fate is not Fate.REFUSE:
+            why = f"{each.why or 'unchanged'}, but which state is whose is not certain: {doubt}"
             yield replace(each, fate=Fate.REFUSE, why=why)
         else:
             yield each
@@ -476,12 +479,20 @@ def _numbers(
     before: PlanDescription, after: PlanDescription, olds: Sequence[Operator], news: Sequence[Operator]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return Spark's operator numbers, by place in each plan."""
-    kinds = [[each.kind for each in plan.operators] for plan in (before, after)]
+    if before.has_unknown_numbers or after.has_unknown_numbers:
+        raise StateRewriteError(
+            f"The state cannot be migrated: which state is whose is not certain, because {_HIDDEN_NUMBERS}. {_ADVICE}"
+        )
+    # Revision 1 has no branches.
+    branches = [
+        [(each.kind, dict(each.settings).get(BRANCH) if before.revision > 1 else None) for each in plan.operators]
+        for plan in (before, after)
+    ]
     numbers = before.numbers
     if numbers is None and after.numbers is not None:
         # Earlier versions of this package did not record them; the same operators have the same branches.
         numbers = after.numbers
-        if kinds[0] != kinds[1]:
+        if branches[0] != branches[1]:
             raise StateRewriteError(
                 "The new query has branches that keep state, and it is not recorded how those of the former one are "
                 f"numbered: which state is whose is not certain. {_ADVICE}"

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from dagster_ckpt.errors import OptionError, StateRewriteError
+from dagster_ckpt.errors import OptionError, PlanChangedError, StateRewriteError
 from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.recovery.operator_compatibility import (
     Fate,
@@ -23,11 +24,13 @@ from dagster_ckpt.recovery.operator_compatibility import (
     evolve,
     has_other_rows,
     refused_reasons,
+    ruled_operators,
     taken_rows,
 )
+from dagster_ckpt.recovery.state_migration import state_migration
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import BRANCH, WATERMARK, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.state.unsafe_rows import Graft, Taken, TakenRows, encode, taken
 from dagster_ckpt.stream.start_from import StartFrom
@@ -139,6 +142,65 @@ def test_branches_of_a_plan_that_was_recorded_without_numbers_are_those_of_the_n
     linear = PlanDescription((DISTINCT, of_user), "append")
     with pytest.raises(StateRewriteError, match="which state is whose is not certain"):
         taken_rows(evolve(linear, after), linear, after, olds, olds)
+
+
+NUMBERED, HIDDEN, NOT_RECORDED = (0, 1), (None, None), None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        pytest.param((NUMBERED, NUMBERED), None, id="branches"),
+        pytest.param((HIDDEN, HIDDEN), "SQL's WITH", id="branches by WITH"),
+        pytest.param((NUMBERED, HIDDEN), "SQL's WITH", id="now by WITH"),
+        pytest.param((HIDDEN, NUMBERED), "SQL's WITH", id="no longer by WITH"),
+        pytest.param((NOT_RECORDED, HIDDEN), "SQL's WITH", id="by WITH, recorded by an earlier version"),
+    ],
+)
+def test_state_of_branches_whose_numbers_the_plan_does_not_show_is_not_migrated(
+    numbers: tuple[tuple[int | None, ...] | None, ...], why: str | None
+) -> None:
+    by_site, by_user = (PlanOperator("Aggregate", ((key, "string"),), (("sum(v)", "bigint"),)) for key in ("s", "u"))
+    before, after = (
+        PlanDescription((replace(by_site, values=((value, "bigint"),)), by_user), "append", each)
+        for value, each in zip(("sum(a)", "sum(b)"), numbers, strict=True)
+    )
+    stores = [stored(at, schema(key, ("sum", "long"))) for at, key in enumerate(("s", "u"))]
+    rules = [rule(1), rule(2)]
+    decisions = evolve(before, after)
+    if why is None:
+        found = taken_rows(decisions, before, after, stores, stores)
+        assert {number: len(rows.values) for number, rows in found.items()} == {0: 1, 1: 0}
+        return
+    reasons = refused_reasons(decisions)
+    assert len(reasons) == 2
+    assert all("which state is whose is not certain" in each and why in each for each in reasons)
+    assert refused_reasons(evolve(before, replace(after, operators=before.operators))) == []
+    ruled = evolve(before, after, rules)
+    for refused in (taken_rows, ruled_operators):
+        with pytest.raises(StateRewriteError, match=f"which state is whose is not certain.*{why}.*bootstrap_state"):
+            refused(ruled, before, after, stores, stores)
+
+
+@pytest.mark.parametrize(("numbers", "advises_a_rule"), [(HIDDEN, False), (NUMBERED, True)])
+def test_a_rule_is_advised_only_where_it_can_help(
+    monkeypatch: pytest.MonkeyPatch, numbers: tuple[int | None, ...], advises_a_rule: bool
+) -> None:
+    before, after = (PlanDescription((DISTINCT, each), "append", numbers) for each in (COUNTS, BY_COUNTRY))
+    monkeypatch.setattr("dagster_ckpt.recovery.state_migration.old_plan", lambda *_: before)
+    stream: Any = SimpleNamespace(stream_id="orders", to_batch=None)
+    with pytest.raises(PlanChangedError, match="bootstrap_state") as refused:
+        state_migration(stream, stream, after, StartFrom(migrate_state=True), lambda: stream)
+    assert ("state_migrations" in str(refused.value)) is advises_a_rule
+
+
+def test_an_operator_that_is_now_in_a_branch_has_not_the_number_of_the_branch() -> None:
+    """A rule permits this change; the former plan, without numbers, is a line."""
+    in_branches = [replace(each, settings=((BRANCH, str(at)),)) for at, each in enumerate((DISTINCT, COUNTS))]
+    before, after = PlanDescription((DISTINCT, COUNTS)), PlanDescription(tuple(in_branches), None, NUMBERED)
+    stores = [stored(at, schema("k")) for at in (0, 1)]
+    with pytest.raises(StateRewriteError, match="which state is whose is not certain"):
+        ruled_operators(evolve(before, after, [rule(1), rule(2)]), before, after, stores, stores)
 
 
 @pytest.mark.parametrize(("kind", "taken_as"), [("decimal(18,2)", 0), ("interval day to second", None)])

@@ -276,8 +276,14 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
     return old.keys != new.keys or bool(_mentioned(texts, {**_definitions(old), **_definitions(new)}) & changed)
 
 
+# As Spark writes them. A text that was shortened has no last quote.
+_LITERAL, _QUOTED = r"'(?:[^'\\]|\\.)*'?", r"`(?:[^`]|``)+`"
+_QUALIFIED = re.compile(rf"({_LITERAL})|(?:(?:{_QUOTED}|(?!\d+\.)\w+)\.)+(?=[`\w])|({_QUOTED}|\w+|.)", re.DOTALL)
+
+
 def _unqualified(text: str) -> str:
-    return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text).casefold()
+    """Return a text without qualifiers, and all but its literals in lower case."""
+    return _QUALIFIED.sub(lambda part: part[1] or (part[2] or "").casefold(), text)
 
 
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
@@ -288,16 +294,37 @@ def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
     return found
 
 
-_WORD = re.compile(r"`([^`]+)`|(\w+)")
+_NO_COLUMNS = (
+    _LITERAL,
+    # Of a window.
+    r", size \S+ s, slide \S+ s, start \S+ s\)",
+    # A field of a structure, which Spark always quotes.
+    r"(?<=\.)`[A-Za-z_][A-Za-z0-9_]*`",
+    r"\d+(?!\w)",
+    # A function, or a qualifier.
+    r"\w+(?=\(|\.\w)",
+)
+_WORD = re.compile("|".join((*_NO_COLUMNS, rf"({_QUOTED}|\w+)")), re.DOTALL)
+_KEYWORDS = {
+    *("AND", "AS", "CASE", "DISTINCT", "ELSE", "END", "IN", "IS", "LIKE", "NOT", "NULL", "OR", "THEN", "WHEN"),
+    *("BIGINT", "BINARY", "BOOLEAN", "DATE", "DOUBLE", "FLOAT", "INT", "SMALLINT", "STRING", "TIMESTAMP", "TINYINT"),
+    *("INTERVAL", "YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "TO"),
+}
+
+
+def _column(word: re.Match[str]) -> str:
+    """Return the column that a match of `_WORD` names, in lower case; empty if it names none."""
+    name = word[1] or ""
+    return (name[1:-1].replace("``", "`") if name.startswith("`") else name).casefold()
 
 
 def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]]) -> set[str]:
     found: set[str] = set()
     to_read = list(texts)
     while to_read:
-        text = to_read.pop().casefold()
+        text = to_read.pop()
         # A name need not be a word.
-        words = {quoted or plain for quoted, plain in _WORD.findall(text)} | ({text} & definitions.keys())
+        words = {_column(word) for word in _WORD.finditer(text)} | ({text.casefold()} & definitions.keys())
         words -= found
         found |= words
         to_read += [text for word in words for text in definitions.get(word, ())]
@@ -308,9 +335,15 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
     """Return an operator with renamed columns under their former names."""
     names = {name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1}
     renamed = _origins({name: text for name, text in names.items() if text.isidentifier()})
+    # A column may have the name of a keyword.
+    keywords = _KEYWORDS - {name for name, _ in operator.definitions}
+
+    def origin(word: re.Match[str]) -> str:
+        return word[0] if word[1] in keywords else renamed.get(_column(word), word[0])
 
     def named(text: str) -> str:
-        return _WORD.sub(lambda word: renamed.get((word[1] or word[2]).casefold(), word[0]), text)
+        # A name need not be a word.
+        return renamed.get(text.casefold()) or _WORD.sub(origin, text)
 
     def pairs(found: Sequence[Pair]) -> tuple[Pair, ...]:
         return tuple((named(text), kind) for text, kind in found)

@@ -380,6 +380,74 @@ def test_the_sum_of_another_column_behind_the_same_name_takes_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("former", "text", "definitions", "goes_on"),
+    [
+        ("sum(IF((k = 'price'), v, 0))", "sum(IF((k = 'price'), price, 0))", {"price": "v"}, True),
+        ("sum(IF((k = 'tap'), tap, 0))", "sum(IF((k = 'click'), click, 0))", {"click": "tap"}, False),
+        (r"sum(IF((k = 'it\'s, v('), w, v))", r"sum(IF((k = 'it\'s, v('), w, x))", {"x": "v", "w": "w"}, True),
+        (r"sum(IF((k = '\\'), v, 'v'))", r"sum(IF((k = '\\'), x, 'v'))", {"x": "v"}, True),
+        ("max(concat(v, 'a\nx'))", "max(concat(x, 'a\nx'))", {"x": "v"}, True),
+        ("sum(n)", "sum(sum)", {"sum": "n"}, True),
+        ("sum(abs(n))", "sum(abs(ABS))", {"abs": "n"}, True),
+        ("sum(n)", "sum(`sum`)", {"sum": "n"}, True),
+        ("sum(n)", "sum(`a``b'`)", {"a`b'": "n"}, True),
+        ("sum((s.`v` + w))", "sum((s.`v` + v))", {"v": "w"}, True),
+        ("sum(s.`v`)", "sum(t.`v`)", {"t": "s"}, True),
+        ("sum(t.v)", "sum(t.v)", {"t": "time"}, True),
+        ("sum((v + 2024))", "sum((`2024` + 2024))", {"2024": "v"}, True),
+        ("max(CASE WHEN (e > 1) THEN e END)", "max(CASE WHEN (end > 1) THEN end END)", {"end": "e"}, True),
+        ("max(d)", "max(DATE)", {"DATE": "d"}, True),
+        ("max(CAST(d AS DATE))", "max(CAST(date AS DATE))", {"date": "d"}, True),
+        ("sum(v)", "sum(X)", {"x": "v"}, True),
+    ],
+)
+def test_a_renamed_column_is_replaced_only_where_it_is_a_column(
+    former: str, text: str, definitions: dict[str, str], goes_on: bool
+) -> None:
+    before, after = _aggregate(former), _aggregate(text, "count(1)", definitions=tuple(definitions.items()))
+    (decision,) = evolve(before, after)
+    name = text.partition("(")[0]
+    columns = [{"name": each, "type": "long", "nullable": True} for each in (name, "count")]
+    values = _values(decision, _resolved(before.operators[0]), _resolved(decision.operator), columns[:1], columns)
+    assert decision.fate is Fate.MIGRATE
+    assert [value.place for value in values] == [0 if goes_on else None, None]
+
+
+def test_a_renamed_key_need_not_be_a_word() -> None:
+    renamed = replace(COUNTS, keys=(("my site", "string"),), definitions=(("my site", "site"),))
+    assert fates((COUNTS,), (renamed,)) == [Fate.MIGRATE]
+
+
+@pytest.mark.parametrize("name", ["s", "size", "slide", "start"])
+def test_a_renamed_column_is_not_replaced_in_the_sizes_of_a_window(name: str) -> None:
+    window = ("window", "window(t, size 10 s, slide 5 s, start 0 s)")
+    by_window = replace(COUNTS, keys=(("window", "struct<start:timestamp>"),), values=(("sum(v)", "bigint"),))
+    before = replace(by_window, definitions=(window,))
+    after = replace(by_window, values=((f"sum({name})", "bigint"),), definitions=((name, "v"), window))
+    assert fates((before,), (after,)) == [Fate.MIGRATE]
+
+
+@pytest.mark.parametrize(
+    ("former", "text", "fate"),
+    [
+        ("sum(IF((k = 'tap'), v, 0))", "sum(IF((k = 'Tap'), v, 0))", Fate.MIGRATE),
+        ("sum(IF((k = 'a.tap'), v, 0))", "sum(IF((k = 'b.tap'), v, 0))", Fate.MIGRATE),
+        ("sum((v * 1.5))", "sum((v * 2.5))", Fate.MIGRATE),
+        ("sum(IF((k = 'tap'), a.v, 0))", "sum(IF((k = 'tap'), `b.c`.V, 0))", Fate.REFUSE),
+        ("sum(IF((k = 'price'), v, 0))", "sum(IF((k = 'price'), v, 0))", Fate.MIGRATE),
+        ("sum(price(v))", "sum(price(v))", Fate.MIGRATE),
+        ("sum(`price`)", "sum(`price`)", Fate.REFUSE),
+    ],
+)
+def test_literals_and_functions_are_not_compared_as_columns(former: str, text: str, fate: Fate) -> None:
+    """The definition of a column changes that some of them are named like."""
+    before = _aggregate(former, definitions=(("price", "(v * 2)"),))
+    after = _aggregate(text, definitions=(("price", "(v * 3)"),))
+    (decision,) = evolve(before, after)
+    assert decision.fate is fate
+
+
 def test_aggregates_that_mean_the_same_are_not_mistaken_for_one() -> None:
     plan = _aggregate("sum(x)", "sum(v)", definitions=(("x", "v"),))
     (decision,) = evolve(plan, _aggregate("sum(x)", "sum(v)", "max(z)", definitions=(("x", "v"),)))

@@ -109,10 +109,14 @@ def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[
 def _by_name(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
     names = dict.fromkeys(name for name, _ in (*old, *new))
     for name in names:
-        was = ", ".join(text for each, text in old if each == name) or _NOTHING
-        now = ", ".join(text for each, text in new if each == name) or _NOTHING
+        was, now = ([text for each, text in pairs if each == name] for pairs in (old, new))
         if was != now:
-            yield f"{where} {name}: {was} -> {now}"
+            yield f"{where} {name}: {_listed(was)} -> {_listed(now)}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    # A column may have the name.
+    return ", ".join(f"`{text}`" if text == _NOTHING else text for text in texts) or _NOTHING
 
 
 def _name(operator: PlanOperator) -> str:

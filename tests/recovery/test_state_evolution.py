@@ -23,6 +23,7 @@ from dagster_ckpt.recovery.operator_compatibility import (
     _values,
     evolve,
     has_other_rows,
+    plan_differences,
     refused_reasons,
     ruled_operators,
     taken_rows,
@@ -412,6 +413,14 @@ def test_a_renamed_column_is_replaced_only_where_it_is_a_column(
     values = _values(decision, _resolved(before.operators[0]), _resolved(decision.operator), columns[:1], columns)
     assert decision.fate is Fate.MIGRATE
     assert [value.place for value in values] == [0 if goes_on else None, None]
+
+
+def test_a_column_that_is_named_like_the_word_for_none_is_one() -> None:
+    other = replace(COUNTS, definitions=(("v", "nothing"),))
+    assert fates((COUNTS,), (other,)) == fates((other,), (COUNTS,)) == [Fate.MIGRATE]
+    assert plan_differences(PlanDescription((COUNTS,)), PlanDescription((other,))) == (
+        "operator 1 (aggregation), computed column v: nothing -> `nothing`",
+    )
 
 
 def test_a_renamed_key_need_not_be_a_word() -> None:

@@ -35,6 +35,7 @@ _FAMILIES = 3
 # From this revision on, a description names the columns that a join keeps.
 _EXACT_JOINS = 3
 _WITHOUT_ROWS = ": it begins without rows"
+_HIDDEN_NUMBERS = "the plan does not show how Spark numbers its branches (SQL's WITH, or many operators)"
 
 _NAMES = {
     "Aggregate": "aggregation",
@@ -108,10 +109,14 @@ def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[
 def _by_name(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
     names = dict.fromkeys(name for name, _ in (*old, *new))
     for name in names:
-        was = ", ".join(text for each, text in old if each == name) or _NOTHING
-        now = ", ".join(text for each, text in new if each == name) or _NOTHING
+        was, now = ([text for each, text in pairs if each == name] for pairs in (old, new))
         if was != now:
-            yield f"{where} {name}: {was} -> {now}"
+            yield f"{where} {name}: {_listed(was)} -> {_listed(now)}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    # A column may have the name.
+    return ", ".join(f"`{text}`" if text == _NOTHING else text for text in texts) or _NOTHING
 
 
 def _name(operator: PlanOperator) -> str:
@@ -222,12 +227,14 @@ def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDesc
         max(count.values(), default=0) > 1 or (JOIN_KIND in count and count.total() > 1) for count in counts
     )
     marks = [sum(each.kind == WATERMARK for each in plan.operators) for plan in (before, after)]
+    is_unknown = any(each.why for each in found) and (before.has_unknown_numbers or after.has_unknown_numbers)
+    doubt = _HIDDEN_NUMBERS if is_unknown else "several operators are alike"
     for each in found:
         if each.operator.kind == WATERMARK and None in (each.was, each.now) and min(marks) > 0:
             # Its source was added or removed, too.
             yield replace(each, fate=Fate.REFUSE)
-        elif unclear and each.keeps_state and each.fate is not Fate.REFUSE:
-            why = f"{each.why or 'unchanged'}, but which state is whose is not certain: several operators are alike"
+        elif (unclear or is_unknown) and each.keeps_state and each.fate is not Fate.REFUSE:
+            why = f"{each.why or 'unchanged'}, but which state is whose is not certain: {doubt}"
             yield replace(each, fate=Fate.REFUSE, why=why)
         else:
             yield each
@@ -273,8 +280,14 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
     return old.keys != new.keys or bool(_mentioned(texts, {**_definitions(old), **_definitions(new)}) & changed)
 
 
+# As Spark writes them. A text that was shortened has no last quote.
+_LITERAL, _QUOTED = r"'(?:[^'\\]|\\.)*'?", r"`(?:[^`]|``)+`"
+_QUALIFIED = re.compile(rf"({_LITERAL})|(?:(?:{_QUOTED}|(?!\d+\.)\w+)\.)+(?=[`\w])|({_QUOTED}|\w+|.)", re.DOTALL)
+
+
 def _unqualified(text: str) -> str:
-    return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text).casefold()
+    """Return a text without qualifiers, and all but its literals in lower case."""
+    return _QUALIFIED.sub(lambda part: part[1] or (part[2] or "").casefold(), text)
 
 
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
@@ -285,16 +298,37 @@ def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
     return found
 
 
-_WORD = re.compile(r"`([^`]+)`|(\w+)")
+_NO_COLUMNS = (
+    _LITERAL,
+    # Of a window.
+    r", size \S+ s, slide \S+ s, start \S+ s\)",
+    # A field of a structure, which Spark always quotes.
+    r"(?<=\.)`[A-Za-z_][A-Za-z0-9_]*`",
+    r"\d+(?!\w)",
+    # A function, or a qualifier.
+    r"\w+(?=\(|\.\w)",
+)
+_WORD = re.compile("|".join((*_NO_COLUMNS, rf"({_QUOTED}|\w+)")), re.DOTALL)
+_KEYWORDS = {
+    *("AND", "AS", "CASE", "DISTINCT", "ELSE", "END", "IN", "IS", "LIKE", "NOT", "NULL", "OR", "THEN", "WHEN"),
+    *("BIGINT", "BINARY", "BOOLEAN", "DATE", "DOUBLE", "FLOAT", "INT", "SMALLINT", "STRING", "TIMESTAMP", "TINYINT"),
+    *("INTERVAL", "YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "TO"),
+}
+
+
+def _column(word: re.Match[str]) -> str:
+    """Return the column that a match of `_WORD` names, in lower case; empty if it names none."""
+    name = word[1] or ""
+    return (name[1:-1].replace("``", "`") if name.startswith("`") else name).casefold()
 
 
 def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]]) -> set[str]:
     found: set[str] = set()
     to_read = list(texts)
     while to_read:
-        text = to_read.pop().casefold()
+        text = to_read.pop()
         # A name need not be a word.
-        words = {quoted or plain for quoted, plain in _WORD.findall(text)} | ({text} & definitions.keys())
+        words = {_column(word) for word in _WORD.finditer(text)} | ({text.casefold()} & definitions.keys())
         words -= found
         found |= words
         to_read += [text for word in words for text in definitions.get(word, ())]
@@ -305,9 +339,15 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
     """Return an operator with renamed columns under their former names."""
     names = {name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1}
     renamed = _origins({name: text for name, text in names.items() if text.isidentifier()})
+    # A column may have the name of a keyword.
+    keywords = _KEYWORDS - {name for name, _ in operator.definitions}
+
+    def origin(word: re.Match[str]) -> str:
+        return word[0] if word[1] in keywords else renamed.get(_column(word), word[0])
 
     def named(text: str) -> str:
-        return _WORD.sub(lambda word: renamed.get((word[1] or word[2]).casefold(), word[0]), text)
+        # A name need not be a word.
+        return renamed.get(text.casefold()) or _WORD.sub(origin, text)
 
     def pairs(found: Sequence[Pair]) -> tuple[Pair, ...]:
         return tuple((named(text), kind) for text, kind in found)
@@ -476,12 +516,20 @@ def _numbers(
     before: PlanDescription, after: PlanDescription, olds: Sequence[Operator], news: Sequence[Operator]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return Spark's operator numbers, by place in each plan."""
-    kinds = [[each.kind for each in plan.operators] for plan in (before, after)]
+    if before.has_unknown_numbers or after.has_unknown_numbers:
+        raise StateRewriteError(
+            f"The state cannot be migrated: which state is whose is not certain, because {_HIDDEN_NUMBERS}. {_ADVICE}"
+        )
+    # Revision 1 has no branches.
+    branches = [
+        [(each.kind, dict(each.settings).get(BRANCH) if before.revision > 1 else None) for each in plan.operators]
+        for plan in (before, after)
+    ]
     numbers = before.numbers
     if numbers is None and after.numbers is not None:
         # Earlier versions of this package did not record them; the same operators have the same branches.
         numbers = after.numbers
-        if kinds[0] != kinds[1]:
+        if branches[0] != branches[1]:
             raise StateRewriteError(
                 "The new query has branches that keep state, and it is not recorded how those of the former one are "
                 f"numbered: which state is whose is not certain. {_ADVICE}"

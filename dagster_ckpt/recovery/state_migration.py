@@ -138,11 +138,12 @@ def state_migration(
     decisions = evolve(old, new, rules)
     reasons = refused_reasons(decisions)
     if reasons:
+        is_unknown = old.has_unknown_numbers or new.has_unknown_numbers
+        by_rule = "" if is_unknown else "to say yourself what it becomes, give the stream state_migrations; "
         raise PlanChangedError(
             f"Stream {record.stream_id!r} is not started, nothing was changed: its state means something else to the "
             f"new code. {'; '.join(reasons)}. To build the state from all input that was read so far, start with "
-            "bootstrap_state; to say yourself what it becomes, give the stream state_migrations; otherwise restore the "
-            "previous query, or begin a new stream."
+            f"bootstrap_state; {by_rule}otherwise restore the previous query, or begin a new stream."
         )
     return PlannedMigration(describe, old, new, decisions)
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from dagster_ckpt.errors import OptionError, StateRewriteError
+from dagster_ckpt.errors import OptionError, PlanChangedError, StateRewriteError
 from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.recovery.operator_compatibility import (
     Fate,
@@ -22,12 +23,15 @@ from dagster_ckpt.recovery.operator_compatibility import (
     _values,
     evolve,
     has_other_rows,
+    plan_differences,
     refused_reasons,
+    ruled_operators,
     taken_rows,
 )
+from dagster_ckpt.recovery.state_migration import state_migration
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import BRANCH, WATERMARK, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.state.unsafe_rows import Graft, Taken, TakenRows, encode, taken
 from dagster_ckpt.stream.start_from import StartFrom
@@ -139,6 +143,65 @@ def test_branches_of_a_plan_that_was_recorded_without_numbers_are_those_of_the_n
     linear = PlanDescription((DISTINCT, of_user), "append")
     with pytest.raises(StateRewriteError, match="which state is whose is not certain"):
         taken_rows(evolve(linear, after), linear, after, olds, olds)
+
+
+NUMBERED, HIDDEN, NOT_RECORDED = (0, 1), (None, None), None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        pytest.param((NUMBERED, NUMBERED), None, id="branches"),
+        pytest.param((HIDDEN, HIDDEN), "SQL's WITH", id="branches by WITH"),
+        pytest.param((NUMBERED, HIDDEN), "SQL's WITH", id="now by WITH"),
+        pytest.param((HIDDEN, NUMBERED), "SQL's WITH", id="no longer by WITH"),
+        pytest.param((NOT_RECORDED, HIDDEN), "SQL's WITH", id="by WITH, recorded by an earlier version"),
+    ],
+)
+def test_state_of_branches_whose_numbers_the_plan_does_not_show_is_not_migrated(
+    numbers: tuple[tuple[int | None, ...] | None, ...], why: str | None
+) -> None:
+    by_site, by_user = (PlanOperator("Aggregate", ((key, "string"),), (("sum(v)", "bigint"),)) for key in ("s", "u"))
+    before, after = (
+        PlanDescription((replace(by_site, values=((value, "bigint"),)), by_user), "append", each)
+        for value, each in zip(("sum(a)", "sum(b)"), numbers, strict=True)
+    )
+    stores = [stored(at, schema(key, ("sum", "long"))) for at, key in enumerate(("s", "u"))]
+    rules = [rule(1), rule(2)]
+    decisions = evolve(before, after)
+    if why is None:
+        found = taken_rows(decisions, before, after, stores, stores)
+        assert {number: len(rows.values) for number, rows in found.items()} == {0: 1, 1: 0}
+        return
+    reasons = refused_reasons(decisions)
+    assert len(reasons) == 2
+    assert all("which state is whose is not certain" in each and why in each for each in reasons)
+    assert refused_reasons(evolve(before, replace(after, operators=before.operators))) == []
+    ruled = evolve(before, after, rules)
+    for refused in (taken_rows, ruled_operators):
+        with pytest.raises(StateRewriteError, match=f"which state is whose is not certain.*{why}.*bootstrap_state"):
+            refused(ruled, before, after, stores, stores)
+
+
+@pytest.mark.parametrize(("numbers", "advises_a_rule"), [(HIDDEN, False), (NUMBERED, True)])
+def test_a_rule_is_advised_only_where_it_can_help(
+    monkeypatch: pytest.MonkeyPatch, numbers: tuple[int | None, ...], advises_a_rule: bool
+) -> None:
+    before, after = (PlanDescription((DISTINCT, each), "append", numbers) for each in (COUNTS, BY_COUNTRY))
+    monkeypatch.setattr("dagster_ckpt.recovery.state_migration.old_plan", lambda *_: before)
+    stream: Any = SimpleNamespace(stream_id="orders", to_batch=None)
+    with pytest.raises(PlanChangedError, match="bootstrap_state") as refused:
+        state_migration(stream, stream, after, StartFrom(migrate_state=True), lambda: stream)
+    assert ("state_migrations" in str(refused.value)) is advises_a_rule
+
+
+def test_an_operator_that_is_now_in_a_branch_has_not_the_number_of_the_branch() -> None:
+    """A rule permits this change; the former plan, without numbers, is a line."""
+    in_branches = [replace(each, settings=((BRANCH, str(at)),)) for at, each in enumerate((DISTINCT, COUNTS))]
+    before, after = PlanDescription((DISTINCT, COUNTS)), PlanDescription(tuple(in_branches), None, NUMBERED)
+    stores = [stored(at, schema("k")) for at in (0, 1)]
+    with pytest.raises(StateRewriteError, match="which state is whose is not certain"):
+        ruled_operators(evolve(before, after, [rule(1), rule(2)]), before, after, stores, stores)
 
 
 @pytest.mark.parametrize(("kind", "taken_as"), [("decimal(18,2)", 0), ("interval day to second", None)])
@@ -316,6 +379,82 @@ def test_the_sum_of_another_column_behind_the_same_name_takes_nothing() -> None:
         (("sum(y)", "bigint"),),
         (("sum(z)", "bigint"),),
     ]
+
+
+@pytest.mark.parametrize(
+    ("former", "text", "definitions", "goes_on"),
+    [
+        ("sum(IF((k = 'price'), v, 0))", "sum(IF((k = 'price'), price, 0))", {"price": "v"}, True),
+        ("sum(IF((k = 'tap'), tap, 0))", "sum(IF((k = 'click'), click, 0))", {"click": "tap"}, False),
+        (r"sum(IF((k = 'it\'s, v('), w, v))", r"sum(IF((k = 'it\'s, v('), w, x))", {"x": "v", "w": "w"}, True),
+        (r"sum(IF((k = '\\'), v, 'v'))", r"sum(IF((k = '\\'), x, 'v'))", {"x": "v"}, True),
+        ("max(concat(v, 'a\nx'))", "max(concat(x, 'a\nx'))", {"x": "v"}, True),
+        ("sum(n)", "sum(sum)", {"sum": "n"}, True),
+        ("sum(abs(n))", "sum(abs(ABS))", {"abs": "n"}, True),
+        ("sum(n)", "sum(`sum`)", {"sum": "n"}, True),
+        ("sum(n)", "sum(`a``b'`)", {"a`b'": "n"}, True),
+        ("sum((s.`v` + w))", "sum((s.`v` + v))", {"v": "w"}, True),
+        ("sum(s.`v`)", "sum(t.`v`)", {"t": "s"}, True),
+        ("sum(t.v)", "sum(t.v)", {"t": "time"}, True),
+        ("sum((v + 2024))", "sum((`2024` + 2024))", {"2024": "v"}, True),
+        ("max(CASE WHEN (e > 1) THEN e END)", "max(CASE WHEN (end > 1) THEN end END)", {"end": "e"}, True),
+        ("max(d)", "max(DATE)", {"DATE": "d"}, True),
+        ("max(CAST(d AS DATE))", "max(CAST(date AS DATE))", {"date": "d"}, True),
+        ("sum(v)", "sum(X)", {"x": "v"}, True),
+    ],
+)
+def test_a_renamed_column_is_replaced_only_where_it_is_a_column(
+    former: str, text: str, definitions: dict[str, str], goes_on: bool
+) -> None:
+    before, after = _aggregate(former), _aggregate(text, "count(1)", definitions=tuple(definitions.items()))
+    (decision,) = evolve(before, after)
+    name = text.partition("(")[0]
+    columns = [{"name": each, "type": "long", "nullable": True} for each in (name, "count")]
+    values = _values(decision, _resolved(before.operators[0]), _resolved(decision.operator), columns[:1], columns)
+    assert decision.fate is Fate.MIGRATE
+    assert [value.place for value in values] == [0 if goes_on else None, None]
+
+
+def test_a_column_that_is_named_like_the_word_for_none_is_one() -> None:
+    other = replace(COUNTS, definitions=(("v", "nothing"),))
+    assert fates((COUNTS,), (other,)) == fates((other,), (COUNTS,)) == [Fate.MIGRATE]
+    assert plan_differences(PlanDescription((COUNTS,)), PlanDescription((other,))) == (
+        "operator 1 (aggregation), computed column v: nothing -> `nothing`",
+    )
+
+
+def test_a_renamed_key_need_not_be_a_word() -> None:
+    renamed = replace(COUNTS, keys=(("my site", "string"),), definitions=(("my site", "site"),))
+    assert fates((COUNTS,), (renamed,)) == [Fate.MIGRATE]
+
+
+@pytest.mark.parametrize("name", ["s", "size", "slide", "start"])
+def test_a_renamed_column_is_not_replaced_in_the_sizes_of_a_window(name: str) -> None:
+    window = ("window", "window(t, size 10 s, slide 5 s, start 0 s)")
+    by_window = replace(COUNTS, keys=(("window", "struct<start:timestamp>"),), values=(("sum(v)", "bigint"),))
+    before = replace(by_window, definitions=(window,))
+    after = replace(by_window, values=((f"sum({name})", "bigint"),), definitions=((name, "v"), window))
+    assert fates((before,), (after,)) == [Fate.MIGRATE]
+
+
+@pytest.mark.parametrize(
+    ("former", "text", "fate"),
+    [
+        ("sum(IF((k = 'tap'), v, 0))", "sum(IF((k = 'Tap'), v, 0))", Fate.MIGRATE),
+        ("sum(IF((k = 'a.tap'), v, 0))", "sum(IF((k = 'b.tap'), v, 0))", Fate.MIGRATE),
+        ("sum((v * 1.5))", "sum((v * 2.5))", Fate.MIGRATE),
+        ("sum(IF((k = 'tap'), a.v, 0))", "sum(IF((k = 'tap'), `b.c`.V, 0))", Fate.REFUSE),
+        ("sum(IF((k = 'price'), v, 0))", "sum(IF((k = 'price'), v, 0))", Fate.MIGRATE),
+        ("sum(price(v))", "sum(price(v))", Fate.MIGRATE),
+        ("sum(`price`)", "sum(`price`)", Fate.REFUSE),
+    ],
+)
+def test_literals_and_functions_are_not_compared_as_columns(former: str, text: str, fate: Fate) -> None:
+    """The definition of a column changes that some of them are named like."""
+    before = _aggregate(former, definitions=(("price", "(v * 2)"),))
+    after = _aggregate(text, definitions=(("price", "(v * 3)"),))
+    (decision,) = evolve(before, after)
+    assert decision.fate is fate
 
 
 def test_aggregates_that_mean_the_same_are_not_mistaken_for_one() -> None:

@@ -64,8 +64,9 @@ class PlanDescription:
     """The stateful operators of a query, inputs first; independent of start, machine and input path.
 
     Attributes:
-        numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
-            operators of any other query are numbered from the output to the input.
+        numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. All
+            are None if the numbers are not known. The operators of any other query are numbered from the output to the
+            input.
         revision: 1 lacks the settings `COLUMNS` and `BRANCH`, 2 lacks `TIME_ZONE`. Before 4, `COLUMNS` numbered the
             sources of a join across both of its sides.
     """
@@ -74,6 +75,10 @@ class PlanDescription:
     output_mode: str | None = None
     numbers: tuple[int | None, ...] | None = None
     revision: int = _REVISION
+
+    @property
+    def has_unknown_numbers(self) -> bool:
+        return self.numbers is not None and all(number is None for number in self.numbers)
 
     def as_described_by(self, revision: int) -> PlanDescription:
         if revision >= _REVISION:
@@ -119,7 +124,8 @@ class PlanDescription:
         left_out = self.operators[_MAX_OPERATORS:]
         if left_out:
             operators.append({"kind": f"{len(left_out)} more, {_digest(repr(left_out))}"})
-        numbers = {"numbers": list(self.numbers)} if self.numbers is not None and not left_out else {}
+        known = self.numbers if not left_out or self.numbers is None else (None,) * len(operators)
+        numbers = {"numbers": list(known)} if known is not None else {}
         revised = {"revision": self.revision} if self.revision > 1 else {}
         return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators, **numbers, **revised}
 
@@ -242,10 +248,14 @@ def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = 
         # A watermark alone keeps no state.
         return PlanDescription()
     mode = str(output_mode) if output_mode is not None else None
-    numbers = tuple(walk.numbers)
-    stateful = [number for number in numbers if number is not None]
-    is_linear = stateful == sorted(stateful, reverse=True)
-    return PlanDescription(tuple(walk.operators), mode, None if is_linear or walk.has_definitions else numbers)
+    numbers: tuple[int | None, ...] | None = tuple(walk.numbers)
+    stateful = [number for number in walk.numbers if number is not None]
+    if stateful == sorted(stateful, reverse=True):
+        return PlanDescription(tuple(walk.operators), mode)
+    if walk.defines_state:
+        # They are numbered where they are used, but visited where they are defined.
+        numbers = (None,) * len(walk.numbers) if walk.has_branches else None
+    return PlanDescription(tuple(walk.operators), mode, numbers)
 
 
 @dataclass(frozen=True)
@@ -272,7 +282,9 @@ class _Walk:
         self._sources: Counter[str] = Counter()
         self._inputs: dict[int, set[int]] = {}
         self._meanings: dict[int, str] = {}
-        self.has_definitions = False
+        self.has_branches = False
+        # Whether a definition of SQL's WITH keeps state.
+        self.defines_state = False
 
     def visit(self, node: Any, needed: set[int] | None, branch: str = "", side: str = "") -> None:
         name = str(node.nodeName())
@@ -284,13 +296,13 @@ class _Walk:
         if not node.isStreaming() or joins_a_table:
             describe = None
         number: int | None = None
+        counted = self._counted
         if describe is not None and name != WATERMARK:
             # Spark numbers an operator before its inputs, and inputs from left to right.
             number, self._counted = self._counted, self._counted + 1
         # Spark executes definitions of SQL's WITH where they are used.
-        is_with = name == "WithCTE"
-        self.has_definitions |= is_with
-        has_branches = not is_with and sum(child.isStreaming() for child in children) > 1
+        has_branches = name != "WithCTE" and sum(child.isStreaming() for child in children) > 1
+        self.has_branches |= has_branches
         for at, child in enumerate(children):
             if child.isStreaming():
                 below_side = f"{side}{at}" if has_branches and name == "Join" else side
@@ -303,6 +315,7 @@ class _Walk:
         if describe is not None:
             self._describe(node, name, describe, below, branch)
             self.numbers.append(number)
+        self.defines_state |= name == "CTERelationDef" and self._counted > counted
         self._note_computed(node, name)
 
     def _describe(self, node: Any, name: str, describe: _Describe, below: set[int] | None, branch: str) -> None:

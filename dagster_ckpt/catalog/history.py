@@ -268,7 +268,8 @@ class HistoryRecords(Records):
             .order_by(snapshots.c.completed_at_ms.desc())
             .limit(limit)
         )
-        return [_figures(row) for row in reversed(self._database.rows(query))]
+        rows = reversed(self._database.rows(query))
+        return [figures for row in rows if (figures := _figures(row)) is not None]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
@@ -422,12 +423,14 @@ def _event(row: Row[Any]) -> EventRecord:
     return EventRecord(**values)
 
 
-def _figures(row: Row[Any]) -> SnapshotFigures:
-    stored = {name: getattr(row, name) for name in _STORED} | {"kind": SnapshotKind(row.kind)}
-    watermark_ms = watermark_ms_of(row.watermark)
-    return SnapshotFigures(
-        **stored, watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None
-    )
+def _figures(row: Row[Any]) -> SnapshotFigures | None:
+    """Return the figures of a snapshot; None if its row is damaged."""
+    troubles: list[str] = []
+    stored = cells(row, snapshots, troubles)
+    stored["kind"] = read_enum(stored["kind"], SnapshotKind, SnapshotKind.SAVEPOINT, "kind", troubles)
+    watermark_ms = watermark_ms_of(stored.pop("watermark"))
+    delay_ms = max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None and not troubles else None
+    return SnapshotFigures(**stored, watermark_delay_ms=delay_ms) if not troubles else None
 
 
 _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import re
 import signal
 import sys
@@ -40,15 +41,31 @@ Exit status:
   0  done
   1  refused or failed; the message says what to do
   2  wrong usage
-  3  verify, doctor or health found a problem; check: INCOMPATIBLE
+  3  verify, doctor or health found a problem; line: unproven; check: INCOMPATIBLE
   4  a running stream did not answer in time; the request was withdrawn
   5  check: MIGRATABLE
 """
 
+# More rows than a catalog has of a stream, and fits into a column of any database.
+MOST_ROWS = 1_000_000_000
+
+
+class Number(click.FloatRange):
+    """A range of finite numbers; below 1e9, so that it is a time in any unit."""
+
+    def __init__(self, at_least: float) -> None:
+        super().__init__(min=at_least, max=1e9)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse nan, too, which is in every range."""
+        number: float = super().convert(value, param, ctx)
+        return self.fail("nan is no number.", param, ctx) if math.isnan(number) else number
+
+
 timeout = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=Number(0),
     metavar="SECONDS",
     default=600.0,
     help="How long to wait; default: 600.",
@@ -324,7 +341,7 @@ def end(number: int, _: FrameType | None) -> Never:
 def _missing_file(url: str) -> Path | None:
     """The file of a SQLite catalog if it does not exist: an empty one would hide a wrong path."""
     found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
-    if found is None or found[1] == ":memory:" or Path(found[1]).exists():
+    if found is None or found[1].startswith((":memory:", "file:")) or Path(found[1]).exists():
         return None
     return Path(found[1])
 

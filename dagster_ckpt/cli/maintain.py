@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.command import FAILED, cli, command, confirm, dry_run, fail, progress, stream_exists, yes
+from dagster_ckpt.cli.command import FAILED, Number, cli, command, confirm, dry_run, fail, progress, stream_exists, yes
 from dagster_ckpt.cli.output import moment, print_json, print_result, print_rows, print_table, working
 from dagster_ckpt.errors import CatalogError, CkptError
 
@@ -119,7 +119,7 @@ def replicate(
 @click.option(
     "--older-than",
     metavar="HOURS",
-    type=click.FloatRange(min=0),
+    type=Number(0),
     help="Keep younger objects; default: as in housekeeping.",
 )
 @dry_run
@@ -213,7 +213,7 @@ def rebuild_output_log(client: Client, *, stream: str, dry_run: bool, yes: bool,
     epilog="\b\nExample:\n  dagster-ckpt prune-history --older-than 30 --dry-run",
 )
 @click.argument("streams", nargs=-1)
-@click.option("--older-than", metavar="DAYS", type=click.IntRange(min=1), default=90, show_default=True)
+@click.option("--older-than", metavar="DAYS", type=click.IntRange(1, 36_500), default=90, show_default=True)
 @dry_run
 @yes
 def prune_history(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.command import PROBLEM_FOUND, command
+from dagster_ckpt.cli.command import MOST_ROWS, PROBLEM_FOUND, Number, command
 from dagster_ckpt.cli.output import (
     moment,
     print_fields,
@@ -60,7 +60,11 @@ def streams(client: Client, *, as_json: bool) -> None:
 )
 @click.argument("stream")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Executions and snapshots to show."
+    "--limit",
+    type=click.IntRange(1, MOST_ROWS),
+    default=10,
+    show_default=True,
+    help="Executions and snapshots to show.",
 )
 def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
     """Show a stream: what it is doing, its executions and its snapshots."""
@@ -132,7 +136,7 @@ def _without_known(alert: str | None, reason: str | None) -> str | None:
 @click.argument("stream")
 @click.option("--kind", type=KINDS, help="Only checkpoints, or only savepoints.")
 @click.option("--all", "is_all", is_flag=True, help="Also failed, unfinished and deleted ones.")
-@click.option("--limit", type=click.IntRange(min=1), help="Snapshots to show; default: 50, and all with --json.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Snapshots to show; default: 50, and all with --json.")
 def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, limit: int | None, as_json: bool) -> None:
     """List the checkpoints and savepoints of a stream, newest first."""
     from dagster_ckpt.catalog.records import SnapshotStatus
@@ -297,9 +301,7 @@ def _by_file(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
     epilog="\b\nExample:\n  dagster-ckpt watch orders --every 5",
 )
 @click.argument("stream")
-@click.option(
-    "--every", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between refreshes."
-)
+@click.option("--every", default=2.0, show_default=True, type=Number(0.2), help="Seconds between refreshes.")
 @click.option("--times", type=click.IntRange(min=1), help="Stop after this many refreshes; default: until Ctrl-C.")
 def watch(client: Client, *, stream: str, every: float, times: int | None, as_json: bool) -> None:
     """Print a line whenever a stream's status, batch or newest snapshot changes, until Ctrl-C.

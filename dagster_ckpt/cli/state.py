@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.cli.command import (
+    MOST_ROWS,
     PROBLEM_FOUND,
     cli,
     command,
@@ -43,7 +44,7 @@ def state() -> None:
 operator = click.option("--operator", metavar="NUMBER|NAME", help="Only this operator.")
 of_state = click.option("--state", metavar="NAME", help="Only this state; left or right for a join.")
 limit = click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Rows to show of each state."
+    "--limit", default=20, show_default=True, type=click.IntRange(0, MOST_ROWS), help="Rows to show of each state."
 )
 write_to = click.option("--write-to", metavar="PATH", help="Write all rows as Parquet below this folder.")
 

@@ -99,9 +99,7 @@ def external_streaming_asset(
     """
     conforming(f"external_streaming_asset {name}: launch", launch, DriverLaunch | PlatformLaunch | None)
     names = translator or StreamTranslator()
-    stream_of, asset_of = parts_of("external_streaming_asset", options, names)
-    asset = asset_of(name, None)
-    spec = stream_of(stream_id or ".".join(asset.key.path))
+    spec, asset = parts_of("external_streaming_asset", options, names, stream_id)(name, None)
     if launch is None:
         for option in ("op_tags", "hooks", "desired_state"):
             if getattr(spec, option):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import dagster as dg
@@ -77,30 +77,29 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 
 
 def parts_of(
-    function: str, options: Mapping[str, Any], translator: StreamTranslator
-) -> tuple[Callable[[str], StreamSpec], Callable[[str, str | None], dg.AssetSpec]]:
-    """Return makers of the stream from its id, and of the asset's spec from its name and description."""
+    function: str, options: Mapping[str, Any], translator: StreamTranslator, stream_id: str | None
+) -> Callable[[str, str | None], tuple[StreamSpec, dg.AssetSpec]]:
+    """Return a maker of the stream and of the asset's spec, from the asset's name and description."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
     prefix = of_asset.pop("key_prefix", None) or []
     path = [prefix] if isinstance(prefix, str) else list(prefix)
-    # Here, so that the traceback points to the caller.
-    spec = StreamSpec.of("anything", **of_stream)
     kinds, deps = of_asset.pop("kinds", None), of_asset.pop("deps", None)
     of_asset["kinds"] = set(KINDS if kinds is None else kinds)
     of_asset["deps"] = [each.asset if isinstance(each, StreamingAsset) else each for each in deps or ()]
 
-    def asset_of(name: str, description: str | None) -> dg.AssetSpec:
+    def parts(name: str, description: str | None) -> tuple[StreamSpec, dg.AssetSpec]:
         declared = dg.AssetSpec([*path, name], **of_asset)
         translated = translator.get_asset_spec(
             declared.replace_attributes(description=declared.description or description)
         )
         refuse_unfit(function, translated.key, translated.automation_condition, translated.partitions_def)
+        spec = StreamSpec.of(stream_id or ".".join(translated.key.path), **of_stream)
         policy = translated.freshness_policy or default_freshness(spec.options)
-        return translated.replace_attributes(freshness_policy=policy)
+        return spec, translated.replace_attributes(freshness_policy=policy)
 
-    return partial(StreamSpec.of, **of_stream), asset_of
+    return parts
 
 
 @overload
@@ -149,11 +148,10 @@ def streaming_asset(
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
     """
     names = translator or StreamTranslator()
-    stream_of, asset_of = parts_of("streaming_asset", options, names)
+    parts = parts_of("streaming_asset", options, names, stream_id)
 
     def decorate(function: StreamFunction) -> StreamingAsset:
-        described = asset_of(name or function.__name__, inspect.getdoc(function))
-        spec = stream_of(stream_id or ".".join(described.key.path))
+        spec, described = parts(name or function.__name__, inspect.getdoc(function))
         asset = dg.asset(
             **arguments_of(described),
             pool=pool,
@@ -196,8 +194,6 @@ def streaming_multi_asset(
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.foreachBatch(write_good_and_bad)
     """
     refuse_unknown("streaming_multi_asset", options, StreamOptions)
-    # Here, so that the traceback points to the caller.
-    StreamSpec.of("anything", **options)
     names = translator or StreamTranslator()
 
     def decorate(function: StreamFunction) -> StreamingAsset:
@@ -309,6 +305,7 @@ def _op_function(
 
 # The catalog sensor reports once a minute, and Dagster accepts no shorter window.
 SHORTEST_MS = 60_000
+_LONGEST_MS = 100 * 365 * 86_400_000
 _INTERVALS_TO_WARN = 3
 _INTERVALS_TO_FAIL = 6
 
@@ -324,7 +321,8 @@ def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """
     if options.known_interval_ms is None:
         return None
-    interval_ms = max(options.known_interval_ms + options.min_pause, SHORTEST_MS)
+    # Dagster cannot represent longer windows.
+    interval_ms = min(max(options.known_interval_ms + options.min_pause, SHORTEST_MS), _LONGEST_MS)
     return dg.FreshnessPolicy.time_window(
         fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
         warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),

@@ -44,7 +44,7 @@ from dagster_ckpt.client import (
     lies_in,
     start_options,
 )
-from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
+from dagster_ckpt.errors import CatalogError, CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.ui import page_data
 from dagster_ckpt.values.durations import headline, rounded_duration, size, utc_time
 from dagster_ckpt.values.metrics import METRICS, Sample
@@ -338,7 +338,10 @@ class CheckpointPage:
             return PlainTextResponse(f"This form has more than {_LARGEST_FORM} bytes, so it is refused.", 413)
         stream = _stream(request)
         verb = request.path_params["verb"]
-        started = await run_in_threadpool(self._start_action, stream, verb, form)
+        try:
+            started = await run_in_threadpool(self._start_action, stream, verb, form)
+        except CatalogError as error:
+            return self._error(str(error), 500)
         return started or RedirectResponse(f"/streams/{stream}#actions", 303)
 
     def _start_action(self, stream: str, verb: str, form: Mapping[str, str]) -> Response | None:

@@ -117,3 +117,22 @@ def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog)
             start()
     as_writer(catalog).streams.restore_finished()
     assert catalog.streams.get("orders").broken is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("kind", "DEFROST"), ("full_bytes", "many"), ("completed_at_ms", "late")]
+)
+def test_the_figures_of_a_snapshot_that_cannot_be_read_are_left_out(running: Catalog, column: str, value: str) -> None:
+    for number in (1, 2):
+        begun = as_writer(running).snapshots.start(
+            snapshot_id=f"snapshot-{number}",
+            execution_id="of-orders",
+            kind=SnapshotKind.CHECKPOINT,
+            number=number,
+            trigger=SnapshotTrigger.PERIODIC,
+            timeline=0,
+        )
+        as_writer(running).complete(begun.snapshot_id, batch_id=number)
+    damage(running, f"UPDATE snapshots SET {column} = '{value}' WHERE snapshot_id = 'snapshot-1'")
+
+    assert [each.snapshot_id for each in running.history.figures("orders", limit=9)] == ["snapshot-2"]

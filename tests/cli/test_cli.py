@@ -670,3 +670,17 @@ def test_a_cancel_asks_with_what_it_does_to_the_checkpoints(cleanup: str, count:
     client.describe_stream.return_value.settings.options = CheckpointConfig(cleanup=cleanup).options
 
     assert said in _after_a_cancel(client, "orders")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "golden", "--older-than", "inf"),
+        ("sweep", "golden", "--older-than", "nan"),
+        ("show", "golden", "--limit", "9" * 20),
+        ("snapshots", "golden", "--limit", "9" * 20),
+        ("prune-history", "golden", "--older-than", "9" * 16),
+    ],
+)
+def test_a_number_that_no_catalog_takes_is_wrong_usage(golden: GoldenStream, arguments: tuple[str, ...]) -> None:
+    assert "Invalid value for" in run(*arguments, status=2).output

@@ -98,8 +98,10 @@ class TestDecorator:
             def stream(context: Any) -> Any: ...
 
     def test_a_stall_is_not_a_matter_of_seconds(self) -> None:
-        with pytest.raises(OptionError, match="stall_timeout_ms of stream 'anything' is 29999"):
-            streaming_asset(stall_timeout_ms=29_999)
+        with pytest.raises(OptionError, match=r"stall_timeout_ms of stream 'shop\.orders' is 29999"):
+
+            @streaming_asset(stall_timeout_ms=29_999, key_prefix="shop")
+            def orders(context: Any) -> Any: ...
 
     def test_the_job_of_a_stream_allows_as_long_a_stall_as_the_stream(self, resources: dict[str, Any]) -> None:
         @streaming_asset(stall_timeout_ms=30_000)

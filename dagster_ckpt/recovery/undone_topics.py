@@ -118,7 +118,8 @@ def _ahead(
 
 
 def other_writers(edge: Edge, edges: Sequence[Edge]) -> list[str]:
-    """Return other streams that write to the topic, between undone records."""
+    """Return other streams that write, or may write, to the topic, between undone records."""
+    # A source reads one cluster, and no edge leads to a topic that is known to be of another.
     topic = name_of_sink(sink_of(edge.sink))
     return [
         each.upstream

@@ -35,6 +35,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirec
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry, read_offset_entry
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.spark.query.sources import (
+    CLUSTER,
     DELTA,
     FILE,
     ICEBERG,
@@ -42,12 +43,13 @@ from dagster_ckpt.spark.query.sources import (
     PATH,
     TABLE,
     TABLE_ID,
+    TOPIC_ID,
     TOPICS,
     SourceIdentity,
     identities_of_record,
     keyed,
 )
-from dagster_ckpt.stream.known_sinks import identities_of_sinks, query_ids_in
+from dagster_ckpt.stream.known_sinks import clusters_of_sinks, identities_of_sinks, query_ids_in
 
 # Property of a snapshot: how far each source has read the sinks of other streams.
 READS = "reads"
@@ -126,12 +128,14 @@ class Output:
     """A sink that a stream writes to.
 
     Attributes:
-        table_id: If it is a table, as its catalog or log names it.
+        table_id: If it is a table or topic, as its catalog, log or cluster names it.
+        cluster: If it is a topic, the id of its cluster.
     """
 
     stream: str
     sink: Sink
     table_id: str | None = None
+    cluster: str | None = None
 
     @cached_property
     def folder(self) -> Folder:
@@ -143,12 +147,18 @@ class Outputs:
 
     Args:
         sinks: Of each stream, as Spark names them.
-        ids: The ids of those that are tables.
+        ids: The ids of those that are tables or topics.
+        clusters: The ids of the clusters of those that are topics.
     """
 
-    def __init__(self, sinks: Mapping[str, Sequence[str]], ids: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, Sequence[str]],
+        ids: Mapping[str, Mapping[str, str]],
+        clusters: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self._all = [
-            Output(stream, sink, ids.get(stream, {}).get(sink.name))
+            Output(stream, sink, ids.get(stream, {}).get(sink.name), (clusters or {}).get(stream, {}).get(sink.name))
             for stream, names in sinks.items()
             for sink in sinks_of(names)
             if sink.place
@@ -231,7 +241,11 @@ def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity
 
 def _outputs_of(executions: Mapping[str, ExecutionRecord]) -> Outputs:
     sinks = {stream: list(each.sinks) for stream, each in executions.items()}
-    return Outputs(sinks, {stream: identities_of_sinks(each) for stream, each in executions.items()})
+    return Outputs(
+        sinks,
+        {stream: identities_of_sinks(each) for stream, each in executions.items()},
+        {stream: clusters_of_sinks(each) for stream, each in executions.items()},
+    )
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
@@ -265,9 +279,10 @@ def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -
         return (EdgeKind.TABLE, "") if is_table or is_named else None
     if path is None or folder is None:
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
+        if name_of_sink(sink) not in names or _is_another_topic(identity, output):
+            return None
         is_exact = isinstance(sink, TransactionalKafkaSink) and identity.kind == KAFKA
-        found = (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
-        return found if name_of_sink(sink) in names else None
+        return (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
     if _GLOB & set(path):
         pattern, written = path.removeprefix("file:"), place.removeprefix("file:")
         matches = fnmatchcase(written, pattern) or fnmatchcase(f"{written}/part", pattern)
@@ -279,6 +294,23 @@ def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -
     if folder.name == output.folder.name:
         return EdgeKind.FILES, ""
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
+
+
+def _is_another_topic(identity: SourceIdentity, output: Output) -> bool:
+    """Whether a topic of the same name is known to be of another cluster."""
+    clusters = identity.identity.get(CLUSTER), output.cluster
+    if None not in clusters:
+        # In one cluster the name decides: a topic that was deleted and created again since one side was recorded has
+        # two ids. Kafka deleted its markers with it, so no source skips what was undone in the former topic.
+        return clusters[0] != clusters[1]
+    ids = _topic_id(identity.identity.get(f"{TOPIC_ID}{name_of_sink(output.sink)}")), _topic_id(output.table_id)
+    return None not in ids and ids[0] != ids[1]
+
+
+def _topic_id(text: str | None) -> str | None:
+    """Return an id as Java's client writes it; None if unknown, as all zeros are."""
+    found = (text or "").rstrip("=").replace("+", "-").replace("/", "_")
+    return found if found.strip("A") else None
 
 
 def name_of_sink(sink: Sink) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +25,7 @@ from dagster_ckpt.stream.edges import (
     reads_in,
     reads_of_live,
 )
+from dagster_ckpt.stream.known_sinks import SINK_IDS
 from tests.support.as_writer import set_stream
 from tests.support.stream_graph import Stage, listed
 
@@ -65,6 +66,38 @@ def test_edge_follows_from_what_source_and_sink_are(
         [("writer", sink, expected[0])] if expected else []
     )
     assert all(expected is not None and expected[1] in edge.why for edge in found)
+
+
+TOPIC = "ForeachBatchSink[kafka://eu:9092/orders?id=shop]"
+EU, US = "v1+a/bcdefghijklmnopqA==", "v2-a_bcdefghijklmnopqA"
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "is_read"),
+    [
+        ({"id": EU}, {"id": EU}, True),
+        ({"id": "v1-a_bcdefghijklmnopqA"}, {"id": EU}, True),
+        ({"id": US}, {"id": EU}, False),
+        ({"id": US}, {}, True),
+        ({}, {"id": EU}, True),
+        # From a broker before Kafka 2.8.
+        ({"id": "AAAAAAAAAAAAAAAAAAAAAA"}, {"id": EU}, True),
+        ({"id": US, "cluster": "us"}, {"id": EU}, False),
+        ({"cluster": "us"}, {"id": EU, "cluster": "eu"}, False),
+        ({"cluster": "eu"}, {"cluster": "eu"}, True),
+        # It was deleted and created again.
+        ({"id": US, "cluster": "eu"}, {"id": EU, "cluster": "eu"}, True),
+    ],
+)
+def test_topic_of_another_cluster_is_another_topic(source: dict[str, str], sink: dict[str, str], is_read: bool) -> None:
+    named = {"id": "id of topic orders", "cluster": "cluster id"}
+    identity = {"topics": "orders", **{named[name]: text for name, text in source.items()}}
+    progress = {"sinks": [TOPIC], SINK_IDS: {TOPIC: {"batch": 7, **sink}}}
+    outputs = edges._outputs_of({"writer": cast("Any", SimpleNamespace(sinks=[TOPIC], progress=progress))})
+
+    found = edges_of("reader", {"0": SourceIdentity("kafka", identity=identity)}, outputs)
+
+    assert [each.kind for each in found] == [EdgeKind.TOPIC] * is_read
 
 
 @pytest.mark.parametrize("read_up_to", range(10))

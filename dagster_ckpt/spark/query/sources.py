@@ -78,6 +78,13 @@ class SourceIdentity:
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """Those that it names or, by a pattern, read when the query started."""
+        named = self.identity.get(TOPICS, "").split(",")
+        found = (name.removeprefix(TOPIC_ID) for name in self.identity if name.startswith(TOPIC_ID))
+        return frozenset({*named, *found} - {""})
+
     def as_record(self) -> dict[str, Any]:
         known = {name: text for name, text in (("name", self.name), ("side", self.side)) if text is not None}
         return {"kind": self.kind, **known, "identity": dict(self.identity), "options": dict(self.options)}

@@ -73,7 +73,7 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of `reader` reads a sink of `upstream`."""
+    """A source of `reader` reads a sink of `upstream`; `offset_names` are those of `SourceIdentity`."""
 
     reader: str
     source: str
@@ -82,6 +82,15 @@ class Edge:
     kind: EdgeKind
     why: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    offset_names: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def offsets_in(self, entry: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return the offsets of the source by name: one for each use of it."""
+        return {name: entry[name] for name in self.offset_names or (self.source,) if name in entry}
+
+    def offset_in(self, entry: Mapping[str, str | None]) -> str | None:
+        # Spark continues at the last one.
+        return next(reversed(self.offsets_in(entry).values()), None)
 
     def __str__(self) -> str:
         source = f", source {self.source}," if self.source else ""
@@ -207,7 +216,8 @@ def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Output
         for output in outputs.candidates(identity, folder):
             found = _relation(identity, folder, output) if output.stream != reader else None
             if found is not None:
-                edges.append(Edge(reader, key, output.stream, output.sink.name, *found, identity.options))
+                named = output.stream, output.sink.name
+                edges.append(Edge(reader, key, *named, *found, identity.options, identity.offset_names))
     return edges
 
 
@@ -340,7 +350,7 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
     return [
         _read_files(catalog, edge, files_in_entries(of_source.get(edge.source, {})))
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source), _note_in(of_source.get(edge.source, {})))
+        else _read_offset(catalog, edge, edge.offset_in(offsets), _note_in(of_source.get(edge.source, {})))
         for edge in edges
     ]
 
@@ -352,7 +362,7 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
     return [
         _read_files(catalog, edge, files_after(live.folder, edge.source, -1))
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source), note_of(live, edge.source))
+        else _read_offset(catalog, edge, edge.offset_in(offsets), note_of(live, edge.source))
         for edge in known
     ]
 

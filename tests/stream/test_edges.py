@@ -12,6 +12,7 @@ import pytest
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.io.location import Folder, folder_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query import sources
 from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream import edges
 from dagster_ckpt.stream.edges import (
@@ -23,6 +24,7 @@ from dagster_ckpt.stream.edges import (
     last_identities,
     newest_batch,
     reads_in,
+    reads_of,
     reads_of_live,
 )
 from dagster_ckpt.stream.known_sinks import SINK_IDS
@@ -57,10 +59,10 @@ from tests.support.stream_graph import Stage, listed
 def test_edge_follows_from_what_source_and_sink_are(
     kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
 ) -> None:
-    sources = {"0": SourceIdentity(kind, identity=identity)}
+    of_query = {"0": SourceIdentity(kind, identity=identity)}
     outputs = Outputs({"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
 
-    found = edges_of("reader", sources, outputs)
+    found = edges_of("reader", of_query, outputs)
 
     assert [(edge.upstream, edge.sink, edge.kind) for edge in found] == (
         [("writer", sink, expected[0])] if expected else []
@@ -171,6 +173,42 @@ def test_live_directory_shows_how_far_the_query_has_read(chain: tuple[Stage, Sta
     assert [each.batch for each in reads_of_live(orders.catalog, found, LiveDirectory(str(summary.live)))] == [0]
     summary.commit()
     assert [each.batch for each in reads_of_live(orders.catalog, found, LiveDirectory(str(summary.live)))] == [1]
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "offset"), [(("0", "1"), "0", "b"), (("2",), "1", "c"), ((), "1", "b"), (("9",), "1", None)]
+)
+def test_offset_of_a_source_is_the_last_of_its_uses(
+    names: tuple[str, ...], key: str, offset: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that is read twice through one DataFrame has two offsets and one log, so numbers of logs differ."""
+    read: list[str | None] = []
+    monkeypatch.setattr(edges, "_read_offset", lambda _catalog, _edge, offset, _note: read.append(offset))
+    identity = SourceIdentity("kafka", identity={"topics": "orders"}, offset_names=names)
+    found = edges_of("reader", {key: identity}, Outputs({"writer": [TOPIC]}, {}))
+    nobody: Any = None
+
+    reads_of(nobody, found, {"offsets/7": b"v1\n{}\na\nb\nc"})
+
+    assert read == [offset]
+
+
+@pytest.mark.parametrize("uses", ["aab", "aba", "ab"])
+def test_sources_know_their_offsets_if_one_is_read_twice(uses: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node(str):
+        equals = str.__eq__
+
+    monkeypatch.setattr(sources, "read_leaves", lambda _: [Node(each) for each in uses])
+    monkeypatch.setattr(sources, "_name", lambda _: None)
+    monkeypatch.setattr(sources, "_sides", lambda *_: {})
+    monkeypatch.setattr(sources, "_identity", lambda _, node: SourceIdentity(str(node)))
+    writer: Any = None
+
+    found = sources.source_identities(writer) or ()
+
+    expected = {"aab": [("0", "1"), ("2",)], "aba": [("0", "2"), ("1",)], "ab": [(), ()]}
+    assert [each.offset_names for each in found] == expected[uses]
+    assert sources.identities_of_record([each.as_record() for each in found]) == found
 
 
 @pytest.mark.parametrize(

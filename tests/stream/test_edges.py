@@ -31,6 +31,8 @@ from dagster_ckpt.stream.known_sinks import SINK_IDS
 from tests.support.as_writer import set_stream
 from tests.support.stream_graph import Stage, listed
 
+TOPICS = "ForeachBatchSink[kafka://k:9092"
+
 
 @pytest.mark.parametrize(
     ("kind", "identity", "sink", "expected"),
@@ -41,6 +43,20 @@ from tests.support.stream_graph import Stage, listed
         ("file", {"path": "file:/data/a/day=1"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "not exactly the folder")),
         ("file", {"path": "file:/data/*"}, "FileSink[file:/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
         ("file", {"path": "file:/other/*"}, "FileSink[file:/data/a]", None),
+        ("file", {"path": "file:/data/a/*.parquet"}, "FileSink[file:///data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/{a,b}"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/{c,b}"}, "FileSink[/data/a]", None),
+        ("file", {"path": "file:/data/[a-c]/day=*/*"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a/day=*/*"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a/day=*/*"}, "FileSink[/data/a/day=1/eu]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a*"}, "FileSink[/data/ab/c]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/*/a"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/*/a"}, "FileSink[/data/b/c]", None),
+        ("file", {"path": "file:/data/a?"}, "FileSink[/data/a]", None),
+        ("file", {"path": "file:/data/a?/x"}, "FileSink[/data/a/x]", None),
+        ("file", {"path": "file:/data/[z-a]"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "s3a://lake/a/*"}, "FileSink[s3://lake/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "s3a://lake/*"}, "FileSink[s3://other/a]", None),
         ("delta", {"path": "file:/data/a", "table id": "2"}, "DeltaSink[/data/a]", (EdgeKind.TABLE, "")),
         ("delta", {"path": "s3://lake/a", "table id": "1"}, "DeltaSink[/mnt/lake/a]", (EdgeKind.TABLE, "")),
         ("delta", {"path": "s3://lake/a", "table id": "2"}, "DeltaSink[/mnt/lake/a]", None),
@@ -53,6 +69,14 @@ from tests.support.stream_graph import Stage, listed
         ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/c]", None),
         ("kafka", {"topics": "a"}, "ForeachBatchSink[kafka://k:9092/a?id=shop]", (EdgeKind.TOPIC, "")),
         ("kafka", {"topics": "a"}, "ForeachBatchSink", None),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "1"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "2"}, f"{TOPICS}/a1?id=shop]", None),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "1"}, f"{TOPICS}/a2?id=shop]", None),
+        ("kafka", {"pattern": "a.*"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
+        ("kafka", {"pattern": "a.*"}, "KafkaTable[k:9092/a1]", (EdgeKind.UNKNOWN, "at least once")),
+        ("kafka", {"pattern": "a.*"}, f"{TOPICS}/b1?id=shop]", None),
+        ("kafka", {"pattern": "a.*"}, "FileSink[/data/a1]", None),
+        ("kafka", {"pattern": r"\p{Lower}+"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
         ("rate", {}, "FileSink[/data/a]", None),
     ],
 )
@@ -268,3 +292,23 @@ def test_each_folder_is_looked_at_once_however_many_streams_there_are(monkeypatc
     assert [(edge.reader, edge.upstream) for edge in found] == [(f"reader-{n}", f"writer-{n}") for n in range(20)]
     # Once as a source, once as an output.
     assert set(looked_at.values()) == {2}
+
+
+def test_only_the_folders_around_a_pattern_are_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    sinks = {str(number): [f"FileSink[{tmp_path}/data/{number}]"] for number in range(20)}
+    compared: list[str] = []
+    related = edges._relation
+
+    def counted(*of: Any) -> Any:
+        compared.append(of[2].stream)
+        return related(*of)
+
+    monkeypatch.setattr(edges, "_relation", counted)
+    source = SourceIdentity("file", identity={"path": f"{tmp_path}/link/7/day=*/*"})
+    found = edges_of("reader", {"0": source}, Outputs(sinks, {}))
+
+    assert ([each.upstream for each in found], compared) == (["7"], ["7"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -81,7 +82,7 @@ class SourceIdentity:
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
-    @property
+    @cached_property
     def topics(self) -> frozenset[str]:
         """Those that it names or, by a pattern, read when the query started."""
         named = self.identity.get(TOPICS, "").split(",")

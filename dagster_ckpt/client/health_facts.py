@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -193,12 +194,13 @@ def _shortest(retained_ms: Sequence[int | None]) -> int | None:
 
 def _retained_ms(execution: ExecutionRecord | None) -> dict[str, int]:
     recorded = ((execution.recovery if execution is not None else None) or {}).get(SOURCE_IDENTITIES)
-    return {
-        name.removeprefix(RETENTION_MS): int(text)
-        for identity in identities_of_record(recorded) or ()
-        for name, text in identity.identity.items()
-        if name.startswith(RETENTION_MS) and text.lstrip("-").isdecimal()
-    }
+    # Two clusters may have a topic of the same name.
+    found: defaultdict[str, list[int | None]] = defaultdict(list)
+    for identity in identities_of_record(recorded) or ():
+        for topic in identity.topics:
+            text = identity.identity.get(f"{RETENTION_MS}{topic}", "")
+            found[topic].append(int(text) if text.lstrip("-").isdecimal() else None)
+    return {topic: shortest for topic, each in found.items() if (shortest := _shortest(each)) is not None}
 
 
 def _lags(reported: object) -> dict[str, int]:

@@ -1,8 +1,9 @@
-"""Locations of files in one spelling each, and the `FileIO` that opens them."""
+"""Locations of files in one spelling each, patterns of them, and the `FileIO` that opens them."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,3 +106,35 @@ def _names_by_inode(path: Path) -> list[str]:
             existing, inode = folder, f"{stat.st_dev}:{stat.st_ino}"
             names.append(inode)
     return names
+
+
+def spelled(url: str) -> str:
+    """Return a location in one spelling, for patterns: local links are followed as far as there are no patterns."""
+    path = local_path(url)
+    return _names_in_store(url)[-1] if path is None else str(path.resolve())
+
+
+# From Hadoop's `GlobPattern`.
+_WILD = {"*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
+
+
+def as_expression(path: str) -> str:
+    """Return a path with Hadoop's patterns as a regular expression."""
+    found, depth, index = "", 0, 0
+    while index < len(path):
+        char = path[index]
+        if char == "\\" and index + 1 < len(path):
+            index += 1
+            found += re.escape(path[index])
+        elif char == "[" and "]" in path[index:]:
+            end = path.index("]", index)
+            inside = path[index + 1 : end]
+            found += f"[{'^' if inside[:1] in ('!', '^') else ''}{inside.lstrip('!^')}]"
+            index = end
+        elif char in _WILD and (char != "," or depth) and (char != "}" or depth):
+            depth += {"{": 1, "}": -1}.get(char, 0)
+            found += _WILD[char]
+        else:
+            found += re.escape(char)
+        index += 1
+    return found if not depth else re.escape(path)

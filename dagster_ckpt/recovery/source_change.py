@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
+from dagster_ckpt.io.location import as_expression
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, Resume, Rewind, StartEmpty
 from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_offsets
@@ -366,7 +367,7 @@ _BELOW = "(/[^/=]+=[^/]*)*(/[^/]+)?"
 
 def _reads(path: str, file: str, *, is_deep: bool) -> bool:
     """Whether a source of a path, with scheme and perhaps a pattern, reads a file, given as a URI."""
-    pattern = re.compile(_as_expression(plain_path(path)) + ("(/.*)?" if is_deep else _BELOW))
+    pattern = re.compile(as_expression(plain_path(path)) + ("(/.*)?" if is_deep else _BELOW))
     return pattern.fullmatch(uri_path(file)) is not None
 
 
@@ -382,28 +383,3 @@ def plain_path(path: str) -> str:
 
 def folder_of(uri: str) -> str:
     return uri_path(uri).rpartition("/")[0]
-
-
-# From Hadoop's `GlobPattern`.
-_WILD = {"*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
-
-
-def _as_expression(path: str) -> str:
-    found, depth, index = "", 0, 0
-    while index < len(path):
-        char = path[index]
-        if char == "\\" and index + 1 < len(path):
-            index += 1
-            found += re.escape(path[index])
-        elif char == "[" and "]" in path[index:]:
-            end = path.index("]", index)
-            inside = path[index + 1 : end]
-            found += f"[{'^' if inside[:1] in ('!', '^') else ''}{inside.lstrip('!^')}]"
-            index = end
-        elif char in _WILD and (char != "," or depth) and (char != "}" or depth):
-            depth += {"{": 1, "}": -1}.get(char, 0)
-            found += _WILD[char]
-        else:
-            found += re.escape(char)
-        index += 1
-    return found if not depth else re.escape(path)

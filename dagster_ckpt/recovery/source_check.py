@@ -7,7 +7,7 @@ An Iceberg source follows the ancestors of the current snapshot, so it never see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -103,14 +103,11 @@ def resolved_offsets(
     found: dict[str, dict[str, int]] = {topic: dict(known) for topic, known in chosen.partitions.items()}
     if describe is not None:
         writer = describe()
-        for leaf, _, text in sources_in_entry(writer, offsets):
-            source, position = kafka_source(leaf.node), topic_offsets(text)
-            if source is None or position is None:
-                continue
+        for source, position in _sources_of_topics(writer, offsets, chosen.times):
             for topic in chosen.times.keys() & position.keys():
                 partitions = [(topic, int(each)) for each in position[topic]]
                 at = offsets_at(writer, source, partitions, chosen.times[topic])
-                found[topic] = {str(partition): offset for (_, partition), offset in at.items()}
+                found.setdefault(topic, {}).update({str(partition): offset for (_, partition), offset in at.items()})
     missing = sorted(chosen.times.keys() - found.keys())
     if missing:
         raise OptionError(
@@ -118,6 +115,30 @@ def resolved_offsets(
             "before its start. Give offsets instead."
         )
     return replace(plan, source_offsets=SourceOffsets(found))
+
+
+def _sources_of_topics(
+    writer: DataStreamWriter, offsets: Mapping[str, str | None], topics: Collection[str]
+) -> list[tuple[KafkaSource, TopicOffsets]]:
+    """Return the Kafka sources with their positions; OptionError if one of the topics has two places."""
+    found = [
+        (source, position)
+        for leaf, _, text in sources_in_entry(writer, offsets)
+        if (source := kafka_source(leaf.node)) is not None and (position := topic_offsets(text)) is not None
+    ]
+    for topic in topics:
+        servers = sorted({_in_one_order(source.servers) for source, position in found if topic in position})
+        if len(servers) > 1:
+            raise OptionError(
+                f"The time in source_offsets cannot be looked up for topic {topic}: the query reads topics of this "
+                f"name from {' and from '.join(servers)}. Give offsets instead: they apply to each source that reads "
+                "the partition."
+            )
+    return found
+
+
+def _in_one_order(servers: str) -> str:
+    return ",".join(sorted(each.strip() for each in servers.split(",")))
 
 
 def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets) -> Iterator[str]:

@@ -16,7 +16,12 @@ from dagster_ckpt.sinks.kafka.undone import NOTE, NextRead, next_read, noted
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, plan_without_data, with_offsets
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    parse_offset_entry,
+    plan_without_data,
+    read_offset_entry,
+    with_offsets,
+)
 from dagster_ckpt.spark.query.sources import SourceIdentity, keyed
 from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_to, name_of_sink, note_of, reads_in
 from dagster_ckpt.stream.handle import StreamHandle
@@ -39,7 +44,7 @@ def continue_behind_topics(
         run_planned: Runs the planned batch of the live directory, and no other.
 
     Raises:
-        RestoreError: The upstream stream went back, and has not started since.
+        RestoreError: The upstream stream went back, and has not started since; or it is unknown which offsets to move.
     """
     catalog = stream.catalog
     to_stream = edges_to(catalog, stream.stream_id, keyed(sources))
@@ -49,7 +54,7 @@ def continue_behind_topics(
         ahead = [
             found
             for edge in edges
-            if (found := _ahead(stream, edge, live, to_stream, accept_loss=accept_loss)) is not None
+            if (found := _ahead(stream, edge, live, to_stream, sources, accept_loss=accept_loss)) is not None
         ]
         obstacles = [
             f"{each.edge}: it continues to read, although {each.next.obstacle}" for each in ahead if each.next.obstacle
@@ -82,12 +87,18 @@ class _Ahead:
 
 
 def _ahead(
-    stream: StreamHandle, edge: Edge, live: LiveDirectory, to_stream: Sequence[Edge], *, accept_loss: bool
+    stream: StreamHandle,
+    edge: Edge,
+    live: LiveDirectory,
+    to_stream: Sequence[Edge],
+    sources: Sequence[SourceIdentity],
+    *,
+    accept_loss: bool,
 ) -> _Ahead | None:
     catalog, sink, positions = stream.catalog, sink_of(edge.sink), live.positions()
     if not isinstance(sink, TransactionalKafkaSink) or positions.commit is None:
         return None
-    read = _offsets(live, positions.commit, edge.source, sink)
+    read = _offsets(live, positions.commit, edge, sink)
     if read is None:
         return None
     own = query_ids_in(catalog, edge.upstream)
@@ -109,16 +120,36 @@ def _ahead(
         # Spark reads a new partition from its beginning.
         read = {**{partition: 0 for partition, ranges in written.undone.items() if ranges}, **read}
     planned = positions.offset if positions.offset != positions.commit else None
-    ends = _offsets(live, planned, edge.source, sink) if planned is not None else None
+    ends = _offsets(live, planned, edge, sink) if planned is not None else None
     found = next_read(read, ends, written.undone)
     others = other_writers(edge, to_stream) if found.up_to or found.behind else []
     if others:
         found = NextRead(obstacle=f"{others[0]} writes to the topic too")
+    why = _why_uncertain(live, positions.commit, sources) if found.up_to or found.behind else ""
+    if why and not accept_loss:
+        raise RestoreError(
+            f"Stream {edge.reader!r} is not started: it would skip what {edge.upstream!r} has undone in {edge.sink}, "
+            f"but {why}. Start the query that ran this batch, with the same sources, each used as often; or start with "
+            "accept_loss to read the undone records."
+        )
+    found = NextRead(obstacle=why) if why else found
     return _Ahead(edge, sink.topic.topic, read, found) if found != NextRead() else None
 
 
+def _why_uncertain(live: LiveDirectory, commit: int, sources: Sequence[SourceIdentity]) -> str:
+    """Why it is not certain which offsets are of which source; if one were not moved, Spark may continue there."""
+    named = {name for key, each in keyed(sources).items() for name in each.offset_names or (key,)}
+    logged = read_offset_entry(live.folder, commit).sources.keys()
+    is_read_twice = any(each.offset_names for each in sources)
+    # Spark may have added a source with a name since, unless others are read twice.
+    if logged == named or (logged < named and not is_read_twice):
+        return ""
+    return f"batch {commit} has the offsets {', '.join(sorted(logged))}, and its query {', '.join(sorted(named))}"
+
+
 def other_writers(edge: Edge, edges: Sequence[Edge]) -> list[str]:
-    """Return other streams that write to the topic, between undone records."""
+    """Return other streams that write, or may write, to the topic, between undone records."""
+    # A source reads one cluster, and no edge leads to a topic that is known to be of another.
     topic = name_of_sink(sink_of(edge.sink))
     return [
         each.upstream
@@ -147,10 +178,8 @@ def _is_about_to_be_undone(catalog: Catalog, edge: Edge, sink: TransactionalKafk
     return end is not None and all(at <= end.ends.get(partition, 0) for partition, at in read.items())
 
 
-def _offsets(live: LiveDirectory, batch: int, source: str, sink: TransactionalKafkaSink) -> dict[int, int] | None:
-    path = f"{OFFSETS}/{batch}"
-    entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
-    return sink.offsets_in(entry.sources.get(source))
+def _offsets(live: LiveDirectory, batch: int, edge: Edge, sink: TransactionalKafkaSink) -> dict[int, int] | None:
+    return sink.offsets_in(edge.offset_in(read_offset_entry(live.folder, batch).sources))
 
 
 def _plan_up_to(live: LiveDirectory, commit: int, ahead: Sequence[_Ahead], *, now_ms: int) -> None:
@@ -164,11 +193,11 @@ def _plan_up_to(live: LiveDirectory, commit: int, ahead: Sequence[_Ahead], *, no
 
 
 def _at(entry: bytes, where: str, ahead: _Ahead, offsets: Mapping[int, int]) -> bytes:
-    source = ahead.edge.source
+    sources = parse_offset_entry(entry, where).sources
     # A source may read other topics too.
-    position = from_json(parse_offset_entry(entry, where).sources[source] or "{}")
+    position = from_json(ahead.edge.offset_in(sources) or "{}")
     position[ahead.topic] = {str(partition): at for partition, at in offsets.items()}
-    return with_offsets(entry, where, {source: position})
+    return with_offsets(entry, where, dict.fromkeys(ahead.edge.offsets_in(sources), position))
 
 
 def _set_behind(live: LiveDirectory, commit: int, ahead: _Ahead) -> None:

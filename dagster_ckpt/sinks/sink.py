@@ -141,11 +141,13 @@ class FoundSink:
         identity: Its id, which changes if it is re-created; None if nothing is there.
         batch: The newest batch of the stream that readers see, if known.
         is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
+        cluster: Of a topic, the id of its Kafka cluster, if known.
     """
 
     identity: str | None
     batch: int | None = None
     is_certain: bool = False
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)

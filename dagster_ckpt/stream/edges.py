@@ -7,12 +7,12 @@ snapshot is taken: a compacted log no longer distinguishes batches.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
-from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,7 +21,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import Folder, folder_of, open_file_io
+from dagster_ckpt.io.location import Folder, as_expression, folder_of, open_file_io, spelled
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, log_entries, needed_entries
@@ -33,21 +33,24 @@ from dagster_ckpt.sinks.sink import ReadOfSink, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, SourceFile, files_after, files_in_entries
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry, read_offset_entry
+from dagster_ckpt.spark.query.kafka_source import may_match
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.spark.query.sources import (
+    CLUSTER,
     DELTA,
     FILE,
     ICEBERG,
     KAFKA,
     PATH,
+    PATTERN,
     TABLE,
     TABLE_ID,
-    TOPICS,
+    TOPIC_ID,
     SourceIdentity,
     identities_of_record,
     keyed,
 )
-from dagster_ckpt.stream.known_sinks import identities_of_sinks, query_ids_in
+from dagster_ckpt.stream.known_sinks import clusters_of_sinks, identities_of_sinks, query_ids_in
 
 # Property of a snapshot: how far each source has read the sinks of other streams.
 READS = "reads"
@@ -71,7 +74,7 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of `reader` reads a sink of `upstream`."""
+    """A source of `reader` reads a sink of `upstream`; `offset_names` are those of `SourceIdentity`."""
 
     reader: str
     source: str
@@ -80,6 +83,15 @@ class Edge:
     kind: EdgeKind
     why: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    offset_names: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def offsets_in(self, entry: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return the offsets of the source by name: one for each use of it."""
+        return {name: entry[name] for name in self.offset_names or (self.source,) if name in entry}
+
+    def offset_in(self, entry: Mapping[str, str | None]) -> str | None:
+        # Spark continues at the last one.
+        return next(reversed(self.offsets_in(entry).values()), None)
 
     def __str__(self) -> str:
         source = f", source {self.source}," if self.source else ""
@@ -126,16 +138,26 @@ class Output:
     """A sink that a stream writes to.
 
     Attributes:
-        table_id: If it is a table, as its catalog or log names it.
+        table_id: If it is a table or topic, as its catalog, log or cluster names it.
+        cluster: If it is a topic, the id of its cluster.
     """
 
     stream: str
     sink: Sink
     table_id: str | None = None
+    cluster: str | None = None
 
     @cached_property
     def folder(self) -> Folder:
         return folder_of(self.sink.place or "")
+
+    @cached_property
+    def path(self) -> str:
+        return spelled(self.sink.place or "")
+
+    @cached_property
+    def name(self) -> str:
+        return name_of_sink(self.sink)
 
 
 class Outputs:
@@ -143,12 +165,18 @@ class Outputs:
 
     Args:
         sinks: Of each stream, as Spark names them.
-        ids: The ids of those that are tables.
+        ids: The ids of those that are tables or topics.
+        clusters: The ids of the clusters of those that are topics.
     """
 
-    def __init__(self, sinks: Mapping[str, Sequence[str]], ids: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, Sequence[str]],
+        ids: Mapping[str, Mapping[str, str]],
+        clusters: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self._all = [
-            Output(stream, sink, ids.get(stream, {}).get(sink.name))
+            Output(stream, sink, ids.get(stream, {}).get(sink.name), (clusters or {}).get(stream, {}).get(sink.name))
             for stream, names in sinks.items()
             for sink in sinks_of(names)
             if sink.place
@@ -157,12 +185,17 @@ class Outputs:
         for number, output in enumerate(self._all):
             for key in _keys_of_output(output):
                 self._numbers[key].append(number)
+        self._topics = {output.name for output in self._all if _is_topic(output.sink)}
 
     def candidates(self, identity: SourceIdentity, folder: Folder | None) -> Iterable[Output]:
         """Those that a source may read; every one that it does read is among them."""
-        if _GLOB & set(identity.identity.get(PATH, "")):
-            return self._all
-        found = {number for key in _keys_of_source(identity, folder) for number in self._numbers.get(key, ())}
+        path = identity.identity.get(PATH, "")
+        if not _GLOB.isdisjoint(path):
+            folder = folder_of(_before_pattern(path))
+        keys, pattern = _keys_of_source(identity, folder), _open_pattern(identity)
+        if pattern is not None:
+            keys |= {(_Key.NAME, name) for name in self._topics if may_match(pattern, name)}
+        found = {number for key in keys for number in self._numbers.get(key, ())}
         return (self._all[number] for number in sorted(found))
 
 
@@ -175,14 +208,14 @@ class _Key(Enum):
 
 def _keys_of_output(output: Output) -> set[tuple[_Key, str]]:
     below = {(_Key.BELOW, name) for name in output.folder.within}
-    names = {(_Key.NAME, name) for name in (output.sink.place, name_of_sink(output.sink)) if name}
+    names = {(_Key.NAME, name) for name in (output.sink.place, output.name) if name}
     tables = {(_Key.TABLE, output.table_id)} if output.table_id else set()
     return {(_Key.AT, output.folder.name), *below, *names, *tables}
 
 
 def _keys_of_source(identity: SourceIdentity, folder: Folder | None) -> set[tuple[_Key, str]]:
     known = identity.identity
-    names = {(_Key.NAME, name) for name in (known.get(TABLE), *known.get(TOPICS, "").split(",")) if name}
+    names = {(_Key.NAME, name) for name in (known.get(TABLE), *identity.topics) if name}
     tables = {(_Key.TABLE, table_id)} if (table_id := known.get(TABLE_ID)) else set()
     places = {(_Key.BELOW, folder.name), *((_Key.AT, name) for name in folder.within)} if folder is not None else set()
     return {*names, *tables, *places}
@@ -197,7 +230,8 @@ def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Output
         for output in outputs.candidates(identity, folder):
             found = _relation(identity, folder, output) if output.stream != reader else None
             if found is not None:
-                edges.append(Edge(reader, key, output.stream, output.sink.name, *found, identity.options))
+                named = output.stream, output.sink.name
+                edges.append(Edge(reader, key, *named, *found, identity.options, identity.offset_names))
     return edges
 
 
@@ -231,7 +265,11 @@ def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity
 
 def _outputs_of(executions: Mapping[str, ExecutionRecord]) -> Outputs:
     sinks = {stream: list(each.sinks) for stream, each in executions.items()}
-    return Outputs(sinks, {stream: identities_of_sinks(each) for stream, each in executions.items()})
+    return Outputs(
+        sinks,
+        {stream: identities_of_sinks(each) for stream, each in executions.items()},
+        {stream: clusters_of_sinks(each) for stream, each in executions.items()},
+    )
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
@@ -264,14 +302,16 @@ def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -
         is_named = identity.identity.get(TABLE) == place or (folder is not None and folder.name == output.folder.name)
         return (EdgeKind.TABLE, "") if is_table or is_named else None
     if path is None or folder is None:
-        names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
+        pattern = _open_pattern(identity) if _is_topic(sink) else None
+        is_matched = pattern is not None and may_match(pattern, output.name)
+        is_named = output.name in {identity.identity.get(TABLE), *identity.topics}
+        if not (is_named or is_matched) or _is_another_topic(identity, output):
+            return None
         is_exact = isinstance(sink, TransactionalKafkaSink) and identity.kind == KAFKA
-        found = (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
-        return found if name_of_sink(sink) in names else None
-    if _GLOB & set(path):
-        pattern, written = path.removeprefix("file:"), place.removeprefix("file:")
-        matches = fnmatchcase(written, pattern) or fnmatchcase(f"{written}/part", pattern)
-        return (EdgeKind.UNKNOWN, f"the files of the pattern {path} are") if matches else None
+        return (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
+    if not _GLOB.isdisjoint(path):
+        is_read = _overlapping(path).fullmatch(output.path) is not None
+        return (EdgeKind.UNKNOWN, f"the files of the pattern {path} are") if is_read else None
     if not folder.overlaps(output.folder):
         return None
     if not isinstance(sink, FileSink) or identity.kind != FILE:
@@ -281,8 +321,51 @@ def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
 
 
+def _before_pattern(path: str) -> str:
+    """Return the innermost folder of all files of a pattern."""
+    before = re.split(r"[*?\[{\\]", path, maxsplit=1)[0]
+    return before[: before.rfind("/") + 1]
+
+
+@lru_cache(maxsize=4096)
+def _overlapping(pattern: str) -> re.Pattern[str]:
+    """Return what matches the folders in which files of a pattern may be, those above, and those below it."""
+    path = spelled(pattern)
+    above = [path[: at.start()] for at in re.finditer("/", path)]
+    try:
+        return re.compile("|".join([*map(as_expression, above), f"{as_expression(path)}(/.*)?"]))
+    except re.error:
+        return re.compile(f"{re.escape(spelled(_before_pattern(pattern)))}.*")
+
+
+def _is_topic(sink: Sink) -> bool:
+    return isinstance(sink, KafkaSink | TransactionalKafkaSink)
+
+
+def _open_pattern(identity: SourceIdentity) -> str | None:
+    """Return the pattern of a source's topics if Kafka did not say which they are: each that may match counts."""
+    return identity.identity.get(PATTERN) if not identity.topics else None
+
+
+def _is_another_topic(identity: SourceIdentity, output: Output) -> bool:
+    """Whether a topic of the same name is known to be of another cluster."""
+    clusters = identity.identity.get(CLUSTER), output.cluster
+    if None not in clusters:
+        # In one cluster the name decides: a topic that was deleted and created again since one side was recorded has
+        # two ids. Kafka deleted its markers with it, so no source skips what was undone in the former topic.
+        return clusters[0] != clusters[1]
+    ids = _topic_id(identity.identity.get(f"{TOPIC_ID}{output.name}")), _topic_id(output.table_id)
+    return None not in ids and ids[0] != ids[1]
+
+
+def _topic_id(text: str | None) -> str | None:
+    """Return an id as Java's client writes it; None if unknown, as all zeros are."""
+    found = (text or "").rstrip("=").replace("+", "-").replace("/", "_")
+    return found if found.strip("A") else None
+
+
 def name_of_sink(sink: Sink) -> str:
-    if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
+    if not _is_topic(sink):
         return sink.place or ""
     place = KafkaPlace.parse(sink.place or "")
     return place.topic if place is not None else (sink.place or "").rpartition("/")[2]
@@ -308,7 +391,7 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
     return [
         _read_files(catalog, edge, files_in_entries(of_source.get(edge.source, {})))
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source), _note_in(of_source.get(edge.source, {})))
+        else _read_offset(catalog, edge, edge.offset_in(offsets), _note_in(of_source.get(edge.source, {})))
         for edge in edges
     ]
 
@@ -320,7 +403,7 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
     return [
         _read_files(catalog, edge, files_after(live.folder, edge.source, -1))
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source), note_of(live, edge.source))
+        else _read_offset(catalog, edge, edge.offset_in(offsets), note_of(live, edge.source))
         for edge in known
     ]
 
@@ -358,7 +441,7 @@ def _logs_read(edge: Edge) -> list[str]:
 def _reads_a_sink(source: SourceIdentity) -> bool:
     """Whether the folder has the log of a file sink. Few have, which spares the catalog."""
     path = source.identity.get(PATH)
-    if path is None or source.kind != FILE or _GLOB & set(path):
+    if path is None or source.kind != FILE or not _GLOB.isdisjoint(path):
         return False
     try:
         return bool(open_file_io(path).list(LOG))

@@ -1,7 +1,7 @@
 """The sinks of a stream: which it wrote to, what the catalog records of them, and damaged logs.
 
-`sink_ids`, in an execution's progress and a snapshot's properties, maps the name of a table or topic to its id and the
-stream's newest batch in it.
+`sink_ids`, in an execution's progress and a snapshot's properties, maps the name of a table or topic to its id, the
+stream's newest batch in it and, of a topic, the id of its cluster.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
         with suppress(CkptError):
             found = sink.look(query_ids)
             if found is not None:
-                seen[sink.name] = {"id": found.identity, "batch": found.batch}
+                cluster = {"cluster": found.cluster} if found.cluster is not None else {}
+                seen[sink.name] = {"id": found.identity, "batch": found.batch, **cluster}
     return seen
 
 
@@ -161,9 +162,17 @@ def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
 
 
 def identities_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
+    return _of_sinks(execution, "id")
+
+
+def clusters_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
+    return _of_sinks(execution, "cluster")
+
+
+def _of_sinks(execution: ExecutionRecord, field: str) -> dict[str, str]:
     found = (execution.progress or {}).get(SINK_IDS)
     entries = found.items() if isinstance(found, dict) else ()
-    return {str(name): str(each["id"]) for name, each in entries if isinstance(each, dict) and each.get("id")}
+    return {str(name): str(each[field]) for name, each in entries if isinstance(each, dict) and each.get(field)}
 
 
 def damaged_sink_logs(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import yaml
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
     ExecutionStatus,
     Holder,
     SnapshotRecord,
@@ -23,6 +25,7 @@ from dagster_ckpt.client.health_facts import (
     HealthFacts,
     HealthSettings,
     SourceFacts,
+    _retained_ms,
     health_facts,
     sources_of,
 )
@@ -141,6 +144,28 @@ def test_the_shortest_retention_of_the_topics_counts(retained_ms: dict[str, int]
     (source,) = sources_of({"sources": reported}, retained_ms) or []
 
     assert source.retention_ms == shortest
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shortest"),
+    [
+        (["3600000"], 3_600_000),
+        (["3600000", "2592000000"], 3_600_000),
+        (["2592000000", "3600000", "-1"], 3_600_000),
+        (["-1", "-1"], -1),
+        # A topic that is also limited by size does not tell.
+        (["3600000", None], None),
+    ],
+)
+def test_the_shortest_retention_of_a_topic_counts_if_two_clusters_have_it(
+    recorded: list[str | None], shortest: int | None
+) -> None:
+    identities = [
+        {"kind": "kafka", "identity": {"topics": "t", **({"retention.ms of topic t": each} if each else {})}}
+        for each in recorded
+    ]
+    execution = cast("Any", SimpleNamespace(recovery={SOURCE_IDENTITIES: identities}))
+    assert _retained_ms(execution).get("t") == shortest
 
 
 def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:

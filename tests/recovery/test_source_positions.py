@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.source_check import move_sources
+from dagster_ckpt.recovery import source_check
+from dagster_ckpt.recovery.plan import Restore
+from dagster_ckpt.recovery.source_check import move_sources, resolved_offsets
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.kafka_source import KafkaSource
+from dagster_ckpt.spark.query.sources import Leaf
 from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
@@ -69,6 +75,41 @@ def test_what_the_query_does_not_read_is_refused_and_nothing_changes(
         move_sources(live, SourceOffsets.parse(offsets))
 
     assert live.folder.size("offsets/8") is not None
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        # Two sources with a partition each (assign).
+        (['{"orders":{"0":500}}', '{"orders":{"1":600}}'], {"0": 100, "1": 101}),
+        (['{"orders":{"0":500,"1":600}}', '{"orders":{"1":600}}'], {"0": 100, "1": 101}),
+        (['{"orders":{"0":500}}', '{"returns":{"1":600}}'], {"0": 100}),
+    ],
+)
+def test_a_time_is_looked_up_in_each_source_of_the_topic(
+    positions: list[str], expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = chosen_time(monkeypatch, positions, ["k1:9092,k2:9092", "k2:9092, k1:9092"])
+    assert plan.source_offsets == SourceOffsets({"orders": expected})
+
+
+def test_a_time_is_refused_for_topics_of_one_name_on_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ['{"orders":{"0":500}}', '{"orders":{"0":600}}']
+    with pytest.raises(OptionError, match=r"from eu:9092 and from us:9092\. Give offsets instead"):
+        chosen_time(monkeypatch, two, ["us:9092", "eu:9092"])
+
+
+def chosen_time(patch: pytest.MonkeyPatch, positions: list[str], servers: list[str]) -> Any:
+    offsets = {str(at): each for at, each in enumerate(positions)}
+    found = [(Leaf(at, at, int(at), at, is_again=False), at, each) for at, each in offsets.items()]
+    patch.setattr(source_check, "_offsets_to_read", lambda *_: offsets)
+    patch.setattr(source_check, "sources_in_entry", lambda *_: found)
+    patch.setattr(source_check, "kafka_source", lambda node: KafkaSource({"bootstrap.servers": servers[int(node)]}))
+    patch.setattr(source_check, "offsets_at", lambda _w, _s, asked, _at: {each: 100 + each[1] for each in asked})
+    chosen = SourceOffsets.parse('{"orders": "2026-11-23T07:00:00Z"}')
+    snapshot: Any = SimpleNamespace(batch_id=9, snapshot_id="s")
+    nobody: Any = None
+    return resolved_offsets(nobody, Restore(reason="", snapshot=snapshot, source_offsets=chosen), lambda: nobody)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from dagster_ckpt.sinks.kafka.undone import TopicEnd, Undone
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream.edges import Edge, EdgeKind
 from dagster_ckpt.stream.known_sinks import topic_ends
 from tests.support.executioner import Executioner, Killed
@@ -36,6 +37,10 @@ class Reader:
         self.live = LiveDirectory(str(root / "live"))
         self.patch = patch
         self.edges = [EDGE]
+        self.sources = [SourceIdentity("kafka")]
+        # What is in the offset log besides the offset: of other sources, or of a second use.
+        self.before: list[str] = []
+        self.uses = 1
         self.written: WrittenTopic | StorageAccessError = WrittenTopic({}, {}, frozenset({"new"}))
         self.restored: TopicEnd | None = None
         self.could_ask = False
@@ -62,7 +67,8 @@ class Reader:
 
     def plan(self, batch: int, orders: dict[str, int]) -> None:
         metadata = {"batchWatermarkMs": 100 * batch, "batchTimestampMs": 1, "conf": {}}
-        lines = ["v1", json.dumps(metadata), json.dumps({"orders": orders, "other": {"0": 3}})]
+        offset = json.dumps({"orders": orders, "other": {"0": 3}})
+        lines = ["v1", json.dumps(metadata), *self.before, *[offset] * self.uses]
         place(Path(self.live.url) / "offsets" / str(batch), "\n".join(lines))
 
     def commit(self, batch: int) -> None:
@@ -84,12 +90,27 @@ class Reader:
             snapshots=SimpleNamespace(by_id=lambda _: {"june": SimpleNamespace(properties={})}),
         )
         stream: Any = SimpleNamespace(catalog=catalog, stream_id="daily")
-        return continue_behind_topics(stream, self.live, [], nullcontext, self.run_planned, accept_loss=accept_loss)
+        return continue_behind_topics(
+            stream, self.live, self.sources, nullcontext, self.run_planned, accept_loss=accept_loss
+        )
+
+    def read_as(self, *others: str, uses: int, names: tuple[str, ...]) -> None:
+        """Let the query read another source twice before the topic, or the topic twice through one DataFrame."""
+        self.before, self.uses = list(others), uses
+        of_others = [SourceIdentity("rate", offset_names=tuple(map(str, range(len(others)))))] if others else []
+        self.sources = [*of_others, SourceIdentity("kafka", offset_names=names)]
+        self.edges = [replace(EDGE, source=str(len(of_others)), offset_names=names)]
+        self.plan(0, UNMOVED[0])
+        self.plan(1, UNMOVED[1])
+
+    @property
+    def entries(self) -> list[list[str]]:
+        found = sorted((Path(self.live.url) / "offsets").glob("[0-9]*"), key=lambda each: int(each.name))
+        return [each.read_text().splitlines()[2:] for each in found]
 
     @property
     def offsets(self) -> list[dict[str, int]]:
-        entries = sorted((Path(self.live.url) / "offsets").glob("[0-9]*"), key=lambda each: int(each.name))
-        return [json.loads(each.read_text().splitlines()[2])["orders"] for each in entries]
+        return [json.loads(each[-1])["orders"] for each in self.entries]
 
     @property
     def note(self) -> dict[str, dict[str, str]]:
@@ -192,6 +213,44 @@ def test_a_reader_that_cannot_skip_it_goes_on_and_says_so(
 
     assert message.endswith(f"it continues to read, although {why}")
     assert reader.offsets[:2] == UNMOVED
+
+
+@pytest.mark.parametrize(("begin", "batches"), [(8, []), (9, [2])])
+def test_each_offset_of_a_source_that_is_read_twice_is_moved(reader: Reader, begin: int, batches: list[int]) -> None:
+    reader.read_as(uses=2, names=("0", "1"))
+    reader.undone(p0=[Undone(begin, 12)], p1=[])
+
+    reader.start()
+
+    assert reader.ran == batches
+    assert reader.offsets[-1] == {"0": 12, "1": 5}
+    assert all(len(each) == 2 and len(set(each)) == 1 for each in reader.entries)
+
+
+def test_a_source_behind_one_that_is_read_twice_is_moved_and_the_other_stays(reader: Reader) -> None:
+    reader.read_as("7", "7", uses=1, names=("2",))
+    reader.undone(p0=[Undone(8, 12)], p1=[])
+
+    (message,) = reader.start()
+
+    assert message == f"source 1 continues behind what was undone in {SINK}"
+    assert reader.offsets == [UNMOVED[0], {"0": 12, "1": 5}]
+    assert [each[:2] for each in reader.entries] == [["7", "7"]] * 2
+    assert (Path(reader.live.url) / "sources" / "1" / "dagster_ckpt_skipped").exists()
+
+
+@pytest.mark.parametrize(("uses", "names"), [(2, ()), (2, ("0", "1", "2")), (3, ("0", "1"))])
+def test_offsets_of_another_query_are_not_moved(reader: Reader, uses: int, names: tuple[str, ...]) -> None:
+    reader.read_as(uses=uses, names=names)
+    reader.undone(p0=[Undone(8, 12)], p1=[])
+    before = reader.entries
+
+    with pytest.raises(RestoreError, match=r"batch 1 has the offsets 0, 1.* each used as often; or start with accept_"):
+        reader.start()
+    (message,) = reader.start(accept_loss=True)
+
+    assert "it continues to read, although batch 1 has the offsets" in message
+    assert reader.entries == before
 
 
 @pytest.mark.parametrize("sink", ["KafkaTable[broker:9092/orders]", SINK.replace("shop", "app")])

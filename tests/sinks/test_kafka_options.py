@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaException
 
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka import claim, transaction
@@ -26,10 +28,11 @@ from dagster_ckpt.sinks.kafka.marker import (
 from dagster_ckpt.sinks.kafka.sink import may_hold_marker
 from dagster_ckpt.sinks.kafka.transaction import client_properties
 from dagster_ckpt.sinks.registry import sink_of
-from dagster_ckpt.sinks.sink import Replay, SinkEffect
+from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
 from dagster_ckpt.spark.query.output import KafkaPlace, kafka_place
+from dagster_ckpt.stream.known_sinks import seen_sinks
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 OPTIONS = {
@@ -105,6 +108,35 @@ def test_names_of_the_java_client_are_translated() -> None:
 def test_what_only_the_java_client_has_is_refused_with_its_counterpart(option: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         client_properties({option: "/etc/trust.jks"})
+
+
+@pytest.mark.parametrize(("cluster", "known"), [("eu", "eu"), (None, None), (KafkaException(), None)])
+def test_ids_of_a_topic_and_its_cluster_are_looked_up(
+    cluster: object, known: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Admin:
+        def __init__(self, _: object) -> None: ...
+
+        def describe_topics(self, *_: object, **__: object) -> dict[str, Future[Any]]:
+            return {"alerts": answered(SimpleNamespace(topic_id="v1+a=="))}
+
+        def describe_cluster(self, **_: object) -> Future[Any]:
+            return answered(cluster if isinstance(cluster, Exception) else SimpleNamespace(cluster_id=cluster))
+
+    def answered(answer: object) -> Future[Any]:
+        found: Future[Any] = Future()
+        if isinstance(answer, Exception):
+            found.set_exception(answer)
+        else:
+            found.set_result(answer)
+        return found
+
+    monkeypatch.setattr("confluent_kafka.admin.AdminClient", Admin)
+    sink = sink_of("ForeachBatchSink[kafka://a:9092/alerts?id=prod]")
+
+    assert sink.look() == FoundSink("v1+a==", cluster=known)
+    of_cluster = {"cluster": known} if known is not None else {}
+    assert seen_sinks([sink], ()) == {sink.name: {"id": "v1+a==", "batch": None, **of_cluster}}
 
 
 def test_one_topic_is_one_sink_by_whichever_brokers_it_is_reached() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.io.location import Folder, folder_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query import sources
 from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream import edges
 from dagster_ckpt.stream.edges import (
@@ -23,10 +24,14 @@ from dagster_ckpt.stream.edges import (
     last_identities,
     newest_batch,
     reads_in,
+    reads_of,
     reads_of_live,
 )
+from dagster_ckpt.stream.known_sinks import SINK_IDS
 from tests.support.as_writer import set_stream
 from tests.support.stream_graph import Stage, listed
+
+TOPICS = "ForeachBatchSink[kafka://k:9092"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,20 @@ from tests.support.stream_graph import Stage, listed
         ("file", {"path": "file:/data/a/day=1"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "not exactly the folder")),
         ("file", {"path": "file:/data/*"}, "FileSink[file:/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
         ("file", {"path": "file:/other/*"}, "FileSink[file:/data/a]", None),
+        ("file", {"path": "file:/data/a/*.parquet"}, "FileSink[file:///data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/{a,b}"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/{c,b}"}, "FileSink[/data/a]", None),
+        ("file", {"path": "file:/data/[a-c]/day=*/*"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a/day=*/*"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a/day=*/*"}, "FileSink[/data/a/day=1/eu]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/a*"}, "FileSink[/data/ab/c]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/*/a"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/data/*/a"}, "FileSink[/data/b/c]", None),
+        ("file", {"path": "file:/data/a?"}, "FileSink[/data/a]", None),
+        ("file", {"path": "file:/data/a?/x"}, "FileSink[/data/a/x]", None),
+        ("file", {"path": "file:/data/[z-a]"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "s3a://lake/a/*"}, "FileSink[s3://lake/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "s3a://lake/*"}, "FileSink[s3://other/a]", None),
         ("delta", {"path": "file:/data/a", "table id": "2"}, "DeltaSink[/data/a]", (EdgeKind.TABLE, "")),
         ("delta", {"path": "s3://lake/a", "table id": "1"}, "DeltaSink[/mnt/lake/a]", (EdgeKind.TABLE, "")),
         ("delta", {"path": "s3://lake/a", "table id": "2"}, "DeltaSink[/mnt/lake/a]", None),
@@ -50,21 +69,61 @@ from tests.support.stream_graph import Stage, listed
         ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/c]", None),
         ("kafka", {"topics": "a"}, "ForeachBatchSink[kafka://k:9092/a?id=shop]", (EdgeKind.TOPIC, "")),
         ("kafka", {"topics": "a"}, "ForeachBatchSink", None),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "1"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "2"}, f"{TOPICS}/a1?id=shop]", None),
+        ("kafka", {"pattern": "a.*", "id of topic a1": "1"}, f"{TOPICS}/a2?id=shop]", None),
+        ("kafka", {"pattern": "a.*"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
+        ("kafka", {"pattern": "a.*"}, "KafkaTable[k:9092/a1]", (EdgeKind.UNKNOWN, "at least once")),
+        ("kafka", {"pattern": "a.*"}, f"{TOPICS}/b1?id=shop]", None),
+        ("kafka", {"pattern": "a.*"}, "FileSink[/data/a1]", None),
+        ("kafka", {"pattern": r"\p{Lower}+"}, f"{TOPICS}/a1?id=shop]", (EdgeKind.TOPIC, "")),
         ("rate", {}, "FileSink[/data/a]", None),
     ],
 )
 def test_edge_follows_from_what_source_and_sink_are(
     kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
 ) -> None:
-    sources = {"0": SourceIdentity(kind, identity=identity)}
+    of_query = {"0": SourceIdentity(kind, identity=identity)}
     outputs = Outputs({"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
 
-    found = edges_of("reader", sources, outputs)
+    found = edges_of("reader", of_query, outputs)
 
     assert [(edge.upstream, edge.sink, edge.kind) for edge in found] == (
         [("writer", sink, expected[0])] if expected else []
     )
     assert all(expected is not None and expected[1] in edge.why for edge in found)
+
+
+TOPIC = "ForeachBatchSink[kafka://eu:9092/orders?id=shop]"
+EU, US = "v1+a/bcdefghijklmnopqA==", "v2-a_bcdefghijklmnopqA"
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "is_read"),
+    [
+        ({"id": EU}, {"id": EU}, True),
+        ({"id": "v1-a_bcdefghijklmnopqA"}, {"id": EU}, True),
+        ({"id": US}, {"id": EU}, False),
+        ({"id": US}, {}, True),
+        ({}, {"id": EU}, True),
+        # From a broker before Kafka 2.8.
+        ({"id": "AAAAAAAAAAAAAAAAAAAAAA"}, {"id": EU}, True),
+        ({"id": US, "cluster": "us"}, {"id": EU}, False),
+        ({"cluster": "us"}, {"id": EU, "cluster": "eu"}, False),
+        ({"cluster": "eu"}, {"cluster": "eu"}, True),
+        # It was deleted and created again.
+        ({"id": US, "cluster": "eu"}, {"id": EU, "cluster": "eu"}, True),
+    ],
+)
+def test_topic_of_another_cluster_is_another_topic(source: dict[str, str], sink: dict[str, str], is_read: bool) -> None:
+    named = {"id": "id of topic orders", "cluster": "cluster id"}
+    identity = {"topics": "orders", **{named[name]: text for name, text in source.items()}}
+    progress = {"sinks": [TOPIC], SINK_IDS: {TOPIC: {"batch": 7, **sink}}}
+    outputs = edges._outputs_of({"writer": cast("Any", SimpleNamespace(sinks=[TOPIC], progress=progress))})
+
+    found = edges_of("reader", {"0": SourceIdentity("kafka", identity=identity)}, outputs)
+
+    assert [each.kind for each in found] == [EdgeKind.TOPIC] * is_read
 
 
 @pytest.mark.parametrize("read_up_to", range(10))
@@ -141,6 +200,42 @@ def test_live_directory_shows_how_far_the_query_has_read(chain: tuple[Stage, Sta
 
 
 @pytest.mark.parametrize(
+    ("names", "key", "offset"), [(("0", "1"), "0", "b"), (("2",), "1", "c"), ((), "1", "b"), (("9",), "1", None)]
+)
+def test_offset_of_a_source_is_the_last_of_its_uses(
+    names: tuple[str, ...], key: str, offset: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that is read twice through one DataFrame has two offsets and one log, so numbers of logs differ."""
+    read: list[str | None] = []
+    monkeypatch.setattr(edges, "_read_offset", lambda _catalog, _edge, offset, _note: read.append(offset))
+    identity = SourceIdentity("kafka", identity={"topics": "orders"}, offset_names=names)
+    found = edges_of("reader", {key: identity}, Outputs({"writer": [TOPIC]}, {}))
+    nobody: Any = None
+
+    reads_of(nobody, found, {"offsets/7": b"v1\n{}\na\nb\nc"})
+
+    assert read == [offset]
+
+
+@pytest.mark.parametrize("uses", ["aab", "aba", "ab"])
+def test_sources_know_their_offsets_if_one_is_read_twice(uses: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node(str):
+        equals = str.__eq__
+
+    monkeypatch.setattr(sources, "read_leaves", lambda _: [Node(each) for each in uses])
+    monkeypatch.setattr(sources, "_name", lambda _: None)
+    monkeypatch.setattr(sources, "_sides", lambda *_: {})
+    monkeypatch.setattr(sources, "_identity", lambda _, node: SourceIdentity(str(node)))
+    writer: Any = None
+
+    found = sources.source_identities(writer) or ()
+
+    expected = {"aab": [("0", "1"), ("2",)], "aba": [("0", "2"), ("1",)], "ab": [(), ()]}
+    assert [each.offset_names for each in found] == expected[uses]
+    assert sources.identities_of_record([each.as_record() for each in found]) == found
+
+
+@pytest.mark.parametrize(
     ("column", "why"),
     [
         ({"pending_restore": '{"kind": "TO_BATCH", "batch_id": 0}'}, "orders was being restored"),
@@ -197,3 +292,23 @@ def test_each_folder_is_looked_at_once_however_many_streams_there_are(monkeypatc
     assert [(edge.reader, edge.upstream) for edge in found] == [(f"reader-{n}", f"writer-{n}") for n in range(20)]
     # Once as a source, once as an output.
     assert set(looked_at.values()) == {2}
+
+
+def test_only_the_folders_around_a_pattern_are_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    sinks = {str(number): [f"FileSink[{tmp_path}/data/{number}]"] for number in range(20)}
+    compared: list[str] = []
+    related = edges._relation
+
+    def counted(*of: Any) -> Any:
+        compared.append(of[2].stream)
+        return related(*of)
+
+    monkeypatch.setattr(edges, "_relation", counted)
+    source = SourceIdentity("file", identity={"path": f"{tmp_path}/link/7/day=*/*"})
+    found = edges_of("reader", {"0": source}, Outputs(sinks, {}))
+
+    assert ([each.upstream for each in found], compared) == (["7"], ["7"])

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -65,7 +66,7 @@ class TransactionalKafkaSink(Sink):
         return self.topic.topic == other.topic.topic and self.topic.prefix == other.topic.prefix
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """Return the topic's id alone: its retention decides which batches it still has."""
+        """Return the ids of topic and cluster: the topic's retention decides which batches it still has."""
         return topic_id(self.topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
@@ -326,6 +327,7 @@ def topic_id(place: KafkaPlace) -> FoundSink | None:
     try:
         admin = AdminClient(_settings(place))
         asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=_LOOK_S)
+        of_cluster = admin.describe_cluster(request_timeout=_LOOK_S)
         found = asked[place.topic].result()
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -333,8 +335,11 @@ def topic_id(place: KafkaPlace) -> FoundSink | None:
         raise StorageAccessError(
             f"Kafka at {place.servers} did not say which topic {place.topic} is: {error}. Start again when it answers."
         ) from error
+    cluster = None
+    with suppress(KafkaException):
+        cluster = of_cluster.result().cluster_id or None
     identity = str(found.topic_id)
-    return FoundSink(identity) if identity.strip("A=") else None
+    return FoundSink(identity, cluster=cluster) if identity.strip("A=") else None
 
 
 def _settings(place: KafkaPlace) -> dict[str, Any]:

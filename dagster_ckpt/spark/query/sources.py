@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import items_of, pairs_of, read_leaves, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import items_of, pairs_of, read_leaves, session_of
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.spark.query.table_sources import (
     CHANGE_OPTIONS,
@@ -66,6 +67,8 @@ class SourceIdentity:
         name: The query's name for it (Spark 4.2 and later).
         options: Those that decide what is read and differ from their default.
         side: Its side of the stream-stream joins above it, such as `left/right`; None without joins.
+        offset_names: Of its offsets in the offset log, if the query reads a source twice through one DataFrame: one for
+            each use. Otherwise it has one, named like its log.
     """
 
     kind: str
@@ -73,14 +76,23 @@ class SourceIdentity:
     identity: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     side: str | None = None
+    offset_names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
+    @cached_property
+    def topics(self) -> frozenset[str]:
+        """Those that it names or, by a pattern, read when the query started."""
+        named = self.identity.get(TOPICS, "").split(",")
+        found = (name.removeprefix(TOPIC_ID) for name in self.identity if name.startswith(TOPIC_ID))
+        return frozenset({*named, *found} - {""})
+
     def as_record(self) -> dict[str, Any]:
         known = {name: text for name, text in (("name", self.name), ("side", self.side)) if text is not None}
-        return {"kind": self.kind, **known, "identity": dict(self.identity), "options": dict(self.options)}
+        repeated = {"offset_names": list(self.offset_names)} if self.offset_names else {}
+        return {"kind": self.kind, **known, "identity": dict(self.identity), "options": dict(self.options), **repeated}
 
 
 _IDENTITIES = TypeAdapter(tuple[SourceIdentity, ...])
@@ -106,10 +118,21 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
     from py4j.protocol import Py4JError
 
     try:
-        leaves = streaming_leaves(writer)
-        sides = _sides(writer, leaves)
-        _refuse_repeated_files(writer)
-        return tuple(replace(_identity(writer, leaf), side=sides.get(at)) for at, leaf in enumerate(leaves)) or None
+        leaves = leaves_of(writer)
+        _refuse_repeated_files(writer, leaves)
+        own = [leaf for leaf in leaves if not leaf.is_again]
+        sides = _sides(writer, [leaf.node for leaf in own])
+        return (
+            tuple(
+                replace(
+                    _identity(writer, leaf.node),
+                    side=sides.get(at),
+                    offset_names=_offset_names(leaf, leaves) if len(own) < len(leaves) else (),
+                )
+                for at, leaf in enumerate(own)
+            )
+            or None
+        )
     except Py4JError:
         return None
 
@@ -143,6 +166,10 @@ def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
     return found
 
 
+def _offset_names(leaf: Leaf, leaves: Sequence[Leaf]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.name for each in leaves if each.log == leaf.log))
+
+
 def sources_in_entry(writer: DataStreamWriter, offsets: Mapping[str, str | None]) -> list[tuple[Leaf, str, str | None]]:
     """Return each source with its name and offset in an entry of the offset log.
 
@@ -152,8 +179,7 @@ def sources_in_entry(writer: DataStreamWriter, offsets: Mapping[str, str | None]
     return [(leaf, name, offsets[name]) for leaf, name in named if name in offsets]
 
 
-def _refuse_repeated_files(writer: DataStreamWriter) -> None:
-    leaves = leaves_of(writer)
+def _refuse_repeated_files(writer: DataStreamWriter, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves:
         if not leaf.is_again:
             continue

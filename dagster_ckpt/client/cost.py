@@ -128,8 +128,8 @@ _TAKEN = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELE
 # Per checkpoint, and per deletion of an older one, with more for each other one in the folder
 # (tests/storage/test_requests.py).
 OF_A_CHECKPOINT = Requests(put=2, list=1)
-OF_A_DELETION = Requests(put=1, list=3, get=2, head=1, delete=3)
-OF_A_DELETION_EACH_OTHER = Requests(get=1, head=1)
+OF_A_DELETION = Requests(put=1, list=2, get=2, delete=3)
+OF_A_DELETION_EACH_OTHER = Requests(get=1)
 # Per checkpoint and per new file in a live directory in the store, and per look at the logs after each batch.
 OF_A_LISTING = Requests(list=8, get=12, head=4)
 OF_A_NEW_FILE = Requests(get=1, head=3)

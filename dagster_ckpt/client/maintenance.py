@@ -144,9 +144,10 @@ class MaintenanceMethods(Connection):
         """Delete the savepoints that a schedule took and that its history does not keep.
 
         Savepoints that another schedule or a user took, or that a start claimed, stay, as do the preferred, newest and
-        newest proven ones, and the one that the current timeline began with. Ages are by the catalog's clock.
+        newest proven ones, the newest one without known damage, and the one that the current timeline began with. Ages
+        are by the catalog's clock.
         """
-        from dagster_ckpt.policies.retention import RetentionContext, decide_retention, needed_of_history
+        from dagster_ckpt.policies.retention import KeptBecause, RetentionContext, decide_retention, needed_of_history
         from dagster_ckpt.recovery.checkpoint_retention import RetentionReport, discard, newest_proven
         from dagster_ckpt.stream.snapshots import describe_snapshot, retained
         from dagster_ckpt.values.modes import SnapshotKind
@@ -162,8 +163,14 @@ class MaintenanceMethods(Connection):
         }
         queue = [retained(each) for each in taken.values()]
         context = RetentionContext(self._catalog.now_ms())
-        decision = decide_retention(history, queue, context, needed=needed_of_history(queue, held))
-        kept = tuple(f"{describe_snapshot(taken[snapshot_id])}: {why}" for snapshot_id, why in held.items())
+        broken = {each.snapshot_id for each in taken.values() if each.verified_problem is not None}
+        decision = decide_retention(history, queue, context, needed=needed_of_history(queue, held, broken=broken))
+        because = {
+            snapshot_id: "the newer ones are known to be broken"
+            for snapshot_id, why in decision.kept.items()
+            if why is KeptBecause.NEWEST and snapshot_id != queue[-1].snapshot_id
+        }
+        kept = tuple(f"{describe_snapshot(taken[name])}: {why}" for name, why in {**held, **because}.items())
         if decision.problem is not None:
             kept += (f"everything: the history of {schedule} failed: {decision.problem}",)
         doomed = [taken[each.snapshot_id] for each in decision.dropped]

@@ -88,7 +88,7 @@ def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history:
 
 
 def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview:
-    """`needed_for_recovery` keeps what a recovery would have taken first at each time.
+    """`needed_for_recovery` keeps what a recovery would have taken first at each time, without damage known by now.
 
     Which snapshots were proven, tagged or in use then is not recorded.
     """
@@ -102,11 +102,14 @@ def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview
     ]
     past.sort(key=lambda each: (each.timeline, each.number or 0))
     everything, queue, most = [retained(each) for each in past], list[RetainedSnapshot](), 0
+    broken = {each.snapshot_id for each in past if each.verified_problem is not None}
     decision, context = RetentionDecision({}), RetentionContext(stream.catalog.now_ms())
     for number, each in enumerate(everything, start=1):
         queue.append(each)
         context = RetentionContext(each.taken_at_ms)
-        decision = decide_retention(policy, queue, context, needed=needed_for_recovery(queue))
+        intact = [one for one in queue if one.snapshot_id not in broken]
+        needed = needed_for_recovery(queue) | needed_for_recovery(intact)
+        decision = decide_retention(policy, queue, context, needed=needed)
         queue = [one for one in queue if one.snapshot_id in decision.kept]
         most = max(most, bytes_of(queue, everything[:number]))
     return _preview(stream, policy, past, decision, context, most_bytes=most, among=queue)

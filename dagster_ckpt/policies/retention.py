@@ -523,8 +523,12 @@ def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, Kept
     return needed
 
 
-def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
-    newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
+def needed_of_history(
+    savepoints: Sequence[RetainedSnapshot], held: Collection[str], *, broken: Collection[str] = ()
+) -> dict[str, KeptBecause]:
+    """What no history may drop: the newest savepoint, the newest one not known to be `broken`, and those `held`."""
+    intact = [snapshot for snapshot in savepoints if snapshot.snapshot_id not in broken]
+    newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in (*savepoints[-1:], *intact[-1:])}
     return newest | dict.fromkeys(held, KeptBecause.IN_USE)
 
 

@@ -25,7 +25,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotStatus,
 )
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StorageAccessError
+from dagster_ckpt.errors import (
+    CatalogError,
+    CkptError,
+    LeaseHeldError,
+    LeaseLostError,
+    SnapshotHeldError,
+    StorageAccessError,
+)
 from dagster_ckpt.policies.retention import (
     KeepAtEnd,
     KeptBecause,
@@ -38,18 +45,20 @@ from dagster_ckpt.policies.retention import (
     needed_for_recovery,
     needs_objects,
 )
+from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import (
     delete_forgotten_live_directories,
     delete_live_directories,
     left_to_another,
     may_be_anothers,
 )
-from dagster_ckpt.recovery.undone_reads import newest_without_undone
+from dagster_ckpt.recovery.plan import Clone, RecoveryPlan, Resume
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.undone_reads import newest_without_undone, with_undone_reads
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import Manifest, object_name
 from dagster_ckpt.snapshot.store import SnapshotStore
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held
@@ -62,6 +71,7 @@ from dagster_ckpt.stream.snapshots import (
     readable_manifest,
     retained,
 )
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 
 # Far above the default timeout of an attempt.
@@ -265,6 +275,7 @@ class _AtEnd:
     kept: tuple[str, ...]
     drops_live: bool
     reason: str
+    held: tuple[str, ...] = ()
 
 
 def apply_terminal_retention(
@@ -272,8 +283,9 @@ def apply_terminal_retention(
 ) -> RetentionReport:
     """Keep or delete checkpoints by the clean-up option for the state in which the stream ended.
 
-    Only claimed savepoints are deleted. If the live directory is incomplete, the newest snapshot stays, except on
-    canceling under DELETE_ON_CANCELLATION. If the lease is held, nothing is deleted and the execution stays unsettled.
+    Only claimed savepoints are deleted. If a start would not resume in the live directory, the newest snapshot and the
+    one that it would restore stay, except on canceling under DELETE_ON_CANCELLATION. If the lease is held or the live
+    directory cannot be examined, nothing is deleted and the execution stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
@@ -300,7 +312,7 @@ def _apply_terminal_retention(
     at_end = _decide_at_end(stream, state)
     report = discard(stream, interrupted_deletions(stream), reason="interrupted deletion", lease=lease)
     report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
-    report = report.and_then(RetentionReport(kept=at_end.kept))
+    report = report.and_then(RetentionReport(kept=at_end.kept, held=at_end.held))
     # Otherwise the next pass looks at the execution again.
     is_over = not report.failed and not report.held
     gone = delete_live_directories(stream, acquired, lease) if at_end.drops_live and is_over else None
@@ -326,7 +338,7 @@ def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalStat
         return RetentionReport(kept=(f"everything: {message}",), dry_run=True)
     at_end = _decide_at_end(stream, state)
     deleted: list[str] = []
-    kept, held = [*at_end.kept], list[str]()
+    kept, held = [*at_end.kept], [*at_end.held]
     for snapshot in at_end.doomed:
         holds = stream.catalog.holds.on(snapshot.snapshot_id)
         if holds:
@@ -354,12 +366,16 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
     queue = [retained(snapshot) for snapshot in checkpoints]
     policy, context = KeepAtEnd(cleanup), RetentionContext(stream.catalog.now_ms(), ended_as=state)
     decision = decide_retention(policy, queue, context, needed={})
-    if decision.dropped and not drops_live:
-        decision = decide_retention(policy, queue, context, needed=_still_needed(stream))
     reason = f"{cleanup.name} at {state.value}"
+    if decision.dropped and not drops_live:
+        try:
+            needed = _still_needed(stream)
+        except StorageAccessError as error:
+            return _AtEnd((), (), False, reason, held=(f"everything: the live directory cannot be examined: {error}",))
+        decision = decide_retention(policy, queue, context, needed=needed)
     because = {
         KeptBecause.POLICY: reason,
-        KeptBecause.NEWEST: "the live directory is not intact: a start may need it",
+        KeptBecause.NEWEST: "a start would not resume in the live directory, and may need it",
         KeptBecause.IN_USE: "an upgrade is in progress: a start may need it",
     }
     kept = tuple(
@@ -412,17 +428,37 @@ def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRec
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
     needed: dict[str, KeptBecause] = {}
-    live = stream.catalog.streams.get(stream.stream_id).live_directory
-    status = inspect_live_directory(LiveDirectory(live)).status if live is not None else None
-    is_whole = status in (LiveStatus.GOOD, LiveStatus.EMPTY)
-    restorable = [] if is_whole else stream.catalog.snapshots.restorable(stream.stream_id)
-    for snapshot in (*restorable[:1], *_not_broken(restorable)[:1]):
-        needed[snapshot.snapshot_id] = KeptBecause.NEWEST
-    needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
+    restorable = stream.catalog.snapshots.restorable(stream.stream_id)
+    if restorable and not isinstance(plan := _next_start(stream), Resume | Clone):
+        # A start that is refused may be repaired with any of them.
+        chosen = restorable if plan is None else (*restorable[:1], *_not_broken(restorable)[:1])
+        needed = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in chosen}
+        if plan is not None and plan.snapshot is not None:
+            needed[plan.snapshot.snapshot_id] = KeptBecause.NEWEST
+        needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
     rollback = _rollback_snapshot(stream)
     if rollback is not None:
         needed[rollback] = KeptBecause.IN_USE
     return needed
+
+
+def _next_start(stream: StreamHandle) -> RecoveryPlan | None:
+    """Plan an automatic start of the last code, which examines the live directory; None if it would be refused.
+
+    Reads the logs of the live directory and of file sinks, and metadata of snapshots. After a failure, it also reads
+    the state, which takes as long as Spark needs to load it. Only asked if checkpoints would be deleted.
+    """
+    latest = stream.catalog.executions.latest(stream.stream_id)
+    of_last_code = replace(stream, code_version=latest.code_version if latest is not None else None)
+    try:
+        facts = recovery_facts(
+            of_last_code, StartFrom(), predecessor_ended=True, is_automatic=True, examiner=Examiner(stream)
+        )
+        return plan_recovery(with_undone_reads(stream.catalog, facts))
+    except (CatalogError, StorageAccessError):
+        raise
+    except CkptError:
+        return None
 
 
 def _rollback_snapshot(stream: StreamHandle) -> str | None:

@@ -29,6 +29,8 @@ VERIFIED_NAME = "_verified"
 NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
+# So often the snapshots are listed, at most, until none is deleted while they are read.
+_LISTINGS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +130,7 @@ class Sweep:
             with logging_failure(f"{file_io.url}/{directory}"):
                 found += self._checkpoint(directory)
         found += self._probes()
-        used = _used(file_io, checkpoint_directories(file_io)) if candidates else frozenset()
+        used = _used(file_io) if candidates else frozenset()
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
@@ -235,30 +237,49 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
     shared = frozenset(name for name in objects if name.startswith(f"{SHARED}/"))
     if not shared:
         return shared
-    others = [name for name in checkpoint_directories(file_io) if name != directory]
-    used = _used(file_io, others, [name for name in protected if name != directory])
+    used = _used(file_io, [name for name in protected if name != directory], without=directory)
     return frozenset() if used is None else shared - used
 
 
-def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ()) -> frozenset[str] | None:
+def _used(file_io: FileIO, protected: Iterable[str] = (), *, without: str | None = None) -> frozenset[str] | None:
+    """The objects of all snapshots but one; None if they cannot be known.
+
+    If a listed snapshot was deleted before it is read, a newer one that was published after the listing may share its
+    objects, so the snapshots are listed again. A folder that has no metadata in two equal listings is no snapshot.
+    """
     used: set[str] = set()
-    wanted = set(protected)
-    for directory in sorted({*listed} | wanted):
-        try:
+    wanted, read, before = set(protected), set[str](), set[str]()
+    for _ in range(_LISTINGS):
+        listed = {*_numbered(file_io)} - {without}
+        missing = False
+        for directory in sorted((listed | wanted) - read):
             try:
-                used.update(read_references(file_io, directory))
+                used.update(_references(file_io, directory, may_be_deleting=directory in wanted))
+                read.add(directory)
             except SnapshotNotFoundError:
-                used.update(read_references(file_io, directory, DELETING_NAME))
-        except SnapshotNotFoundError:
-            # A listed snapshot may have been deleted meanwhile; a protected one must exist.
-            if directory not in wanted:
-                continue
-            _log.warning("Shared objects in %s are kept: the protected snapshot %s is missing.", file_io.url, directory)
-            return None
-        except SnapshotCorruptError as error:
-            _log.warning("Shared objects in %s are kept, because they may be needed: %s", file_io.url, error)
-            return None
-    return frozenset(used)
+                if directory in wanted:
+                    _log.warning(
+                        "Shared objects in %s are kept: the protected snapshot %s is missing.", file_io.url, directory
+                    )
+                    return None
+                missing = True
+            except SnapshotCorruptError as error:
+                _log.warning("Shared objects in %s are kept, because they may be needed: %s", file_io.url, error)
+                return None
+        if not missing or listed == before:
+            return frozenset(used)
+        before = listed
+    _log.warning("Shared objects in %s are kept until the next sweep: its snapshots keep changing.", file_io.url)
+    return None
+
+
+def _references(file_io: FileIO, directory: str, *, may_be_deleting: bool) -> dict[str, int]:
+    try:
+        return read_references(file_io, directory)
+    except SnapshotNotFoundError:
+        if not may_be_deleting:
+            raise
+        return read_references(file_io, directory, DELETING_NAME)
 
 
 def _is_ours(name: str) -> bool:

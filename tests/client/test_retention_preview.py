@@ -74,6 +74,18 @@ def test_over_the_history_deleted_checkpoints_take_part(shelf: Shelf, client: Cl
     assert (preview.kept_bytes, preview.most_bytes) == (4 * FILE_BYTES, 4 * FILE_BYTES)
 
 
+@pytest.mark.parametrize("history", [False, True])
+def test_the_newest_one_without_known_damage_is_shown_as_kept(shelf: Shelf, client: Client, *, history: bool) -> None:
+    _, intact, newest = shelf.checkpoint(), shelf.checkpoint(), shelf.checkpoint()
+    shelf.stream.catalog.snapshots.verified(newest.snapshot_id, "an object is truncated")
+
+    preview = client.preview_retention(STREAM, Latest(1), history=history)
+
+    kept = {each.snapshot_id: each.reasons for each in preview.snapshots if each.reasons}
+    assert kept.keys() == {intact.snapshot_id, newest.snapshot_id}
+    assert kept[intact.snapshot_id] == ("a recovery may need it",)
+
+
 def test_the_policy_of_the_stream_is_the_default_and_the_command_takes_one_as_yaml(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

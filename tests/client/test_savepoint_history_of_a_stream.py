@@ -78,6 +78,16 @@ def test_a_savepoint_that_a_start_may_need_stays_and_is_told_with_the_reason(
     assert reason in report.kept[0]
 
 
+def test_the_newest_savepoint_without_known_damage_stays_and_is_told(shelf: Shelf) -> None:
+    _, intact, newest = by(shelf, NIGHTLY, "a", "b", "c")
+    shelf.stream.catalog.snapshots.verified(newest.snapshot_id, "an object is truncated")
+
+    report = apply(shelf, max_count=1)
+
+    assert shelf.listed() == {intact.snapshot_id, newest.snapshot_id}
+    assert report.kept == ("savepoint b at batch 2: the newer ones are known to be broken",)
+
+
 def test_a_claimed_savepoint_is_the_streams_and_no_part_of_the_history(shelf: Shelf) -> None:
     claimed, newest = by(shelf, NIGHTLY, "claimed", "newest")
     as_writer(shelf.stream.catalog, STREAM).streams.switch_live_directory(

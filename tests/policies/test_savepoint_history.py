@@ -34,7 +34,10 @@ def test_what_a_history_has_no_room_for_leaves(case: dict[str, Any]) -> None:
     hours = case.get("max_age_hours")
     history = SavepointHistory(case.get("max_count"), hours * HOUR_MS if hours else None)
 
-    decision = decide_retention(history, taken, RetentionContext(NOW_MS), needed=needed_of_history(taken, held))
+    broken = {each.snapshot_id for each in taken if each.snapshot_id.endswith("!")}
+    needed = needed_of_history(taken, held, broken=broken)
+
+    decision = decide_retention(history, taken, RetentionContext(NOW_MS), needed=needed)
 
     assert [snapshot.snapshot_id for snapshot in decision.dropped] == case["leaves"]
     assert {decision.kept[snapshot_id] for snapshot_id in held} <= {KeptBecause.IN_USE}

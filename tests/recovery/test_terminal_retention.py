@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.pending_restore import Emptied
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.checkpoint_retention import (
@@ -22,11 +24,17 @@ from dagster_ckpt.recovery.checkpoint_retention import (
 )
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer, keeping, set_stream
+from tests.support.golden_stream import GoldenStream, alter, with_a_flipped_bit
 from tests.support.retention_shelf import HOLDER, Shelf, storage_clock_ahead
+from tests.support.rewind_history import LAST, History
+from tests.support.taken_snapshot import taken
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
@@ -201,7 +209,7 @@ def test_the_table_is_complete() -> None:
     assert set(MATRIX) == {(cleanup, state) for cleanup in ExternalizedCheckpointCleanup for state in TerminalState}
 
 
-@pytest.mark.parametrize("damage", ["missing", "broken", "none since a rebuild"])
+@pytest.mark.parametrize("damage", ["missing", "broken", "emptied", "without logs", "none since a rebuild"])
 @pytest.mark.parametrize(("cleanup", "state"), DELETES_SNAPSHOTS_ONLY, ids=ids)
 def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
     shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str
@@ -217,7 +225,86 @@ def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
 
     assert shelf.listed() == {second.snapshot_id}
     assert shelf.is_whole(second)
-    assert report.kept == ("chk-2 at batch 2: the live directory is not intact: a start may need it",)
+    why = "a start would not resume in the live directory, and may need it"
+    assert report.kept == (f"chk-2 at batch 2: {why}",)
+
+
+def an_older_copy(history: History) -> None:
+    live = history.shelf.live
+    shutil.rmtree(live)
+    live.with_name("backup").rename(live)
+
+
+def a_damaged_source_log(history: History) -> None:
+    (history.shelf.live / f"sources/0/{LAST}").write_text("")
+
+
+@pytest.mark.parametrize("damage", [an_older_copy, a_damaged_source_log])
+def test_what_only_the_examination_of_a_start_finds_keeps_the_snapshot_that_it_restores(
+    tmp_path: Path, damage: Callable[[History], None]
+) -> None:
+    history = History(tmp_path)
+    shelf = history.shelf.cleaning_up(NONE)
+    shutil.copytree(shelf.live, shelf.live.with_name("backup"))
+    history.commit(LAST + 1)
+    newest = taken(shelf, SnapshotKind.CHECKPOINT)
+    damage(history)
+    assert inspect_live_directory(history.live).status is LiveStatus.GOOD
+
+    apply_terminal_retention(shelf.stream, "first", FAILED)
+
+    assert shelf.listed() == {newest.snapshot_id}
+    plan = planned_start(shelf.stream, StartFrom())
+    assert plan.snapshot is not None
+    assert plan.snapshot.snapshot_id == newest.snapshot_id
+    history.close()
+
+
+@pytest.mark.parametrize(("end", "is_kept"), [(ExecutionStatus.FAILED, True), (ExecutionStatus.SUSPENDED, False)])
+def test_state_is_read_where_a_start_reads_it(tmp_path: Path, end: ExecutionStatus, *, is_kept: bool) -> None:
+    golden = GoldenStream(tmp_path).make()
+    golden.snapshot()
+    golden.end(end)
+    assert alter(golden.live.glob("state/0/*/*.zip"), with_a_flipped_bit)
+
+    stream = replace(golden.stream, options=replace(golden.stream.options, cleanup=NONE))
+    report = apply_terminal_retention(stream, "first", FAILED)
+
+    assert (len(report.kept), len(report.deleted)) == ((1, 0) if is_kept else (0, 1))
+    golden.close()
+
+
+def test_nothing_is_deleted_while_the_live_directory_cannot_be_examined(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = shelf.checkpoint()
+    stream = shelf.cleaning_up(NONE).stream
+
+    def refuse(_live: LiveDirectory) -> None:
+        raise StorageAccessError("the storage is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveDirectory, "positions", refuse)
+        would = apply_terminal_retention(stream, "first", FINISHED, dry_run=True)
+        report = apply_terminal_retention(stream, "first", FINISHED)
+
+    kept = ("everything: the live directory cannot be examined: the storage is away",)
+    assert (report.held, would.held, report.deleted, would.deleted) == (kept, kept, (), ())
+    assert shelf.listed() == {snapshot.snapshot_id}
+    assert not stream.catalog.executions.get("first").settled
+
+    assert len(apply_terminal_retention(stream, "first", FINISHED).deleted) == 1
+
+
+def test_where_every_start_would_be_refused_everything_stays(shelf: Shelf) -> None:
+    snapshots = [shelf.checkpoint(), shelf.checkpoint()]
+    # Of a newer Spark.
+    (shelf.live / "commits" / "0").write_text("v99\n{}")
+
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", FINISHED)
+
+    assert shelf.listed() == {each.snapshot_id for each in snapshots}
+    assert shelf.stream.catalog.executions.get("first").settled
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -82,6 +82,55 @@ def test_two_processes_may_delete_the_same_snapshot_at_once(
     assert not (tmp_path / "c" / TRIAL_STREAM / "chk-1").exists()
 
 
+def goes_on(storage: FileSystemCheckpointStorage, stream: TrialStream) -> str:
+    """Publish a checkpoint on top of the newest one, which is then subsumed."""
+    base = stream.store.checkpoints()[-1]
+    number = int(base.rpartition("-")[2]) + 1
+    newest = stream.checkpoint(number, {**LARGE, f"id-{number}.sst": b"u" * 30_000}, base=base)
+    open_store(storage, TRIAL_STREAM).discard(base)
+    return newest
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+@pytest.mark.parametrize("sweeps", [False, True])
+def test_what_a_newer_snapshot_shares_with_one_that_vanishes_meanwhile_stays(
+    storage: FileSystemCheckpointStorage, stream: TrialStream, tmp_path: Path, call: int, *, sweeps: bool
+) -> None:
+    first = stream.checkpoint(1, LARGE)
+    stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+    space = Beside(tmp_path / "c" / TRIAL_STREAM, lambda: [goes_on(storage, stream)], call)
+
+    if sweeps:
+        stream.store.discard(first)
+        Sweep(space, now_ms=2**52, older_than_ms=0, under_way=frozenset({3})).stream()
+    else:
+        delete_snapshot(space, "chk-1", [])
+
+    assert space.meanwhile is None or call > 6
+    if space.meanwhile is None:
+        assert [Path(each).name for each in stream.store.checkpoints()] == ["chk-3"]
+    assert [problem for each in stream.store.checkpoints() for problem in stream.store.verify(each)] == []
+
+
+def test_while_snapshots_vanish_in_each_listing_no_shared_object_is_deleted(
+    storage: FileSystemCheckpointStorage, stream: TrialStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Restless(LocalFileIO):
+        def read(self, path: str, at_most: int = -1) -> bytes:
+            if path.endswith("/_metadata") and not path.startswith("chk-1/"):
+                goes_on(storage, stream)
+            return super().read(path, at_most)
+
+    first = stream.checkpoint(1, LARGE)
+    stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+    delete_snapshot(Restless(tmp_path / "c" / TRIAL_STREAM, buffer_bytes=4096), "chk-1", [])
+
+    [left] = stream.store.checkpoints()
+    assert stream.store.verify(left) == []
+    assert [each for each in caplog.messages if each.endswith("until the next sweep: its snapshots keep changing.")]
+    assert stream.store.sweep(older_than_ms=0) == []
+
+
 def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,10 @@ class Shelf:
             (folder / str(batch)).write_text((folder / "0").read_text())
 
     def break_live_directory(self, how: str) -> None:
-        shutil.rmtree(self.live if how == "missing" else self.live / "sources")
+        lost = {"missing": [self.live], "emptied": [*self.live.iterdir()]}
+        lost["without logs"] = [self.live / "offsets", self.live / "commits"]
+        for path in lost.get(how, [self.live / "sources"]):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def checkpoint(self, *, base: SnapshotRecord | None = None, rows: int | None = None) -> SnapshotRecord:
         """A checkpoint of one file of its own, and of all files of its base."""

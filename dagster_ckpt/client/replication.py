@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET
 from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.config.checkpoint_options import checked_storage
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.io.location import folders_overlap
 from dagster_ckpt.policies.retention import (
     KeptBecause,
@@ -31,7 +31,14 @@ from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, record_of, retained
+from dagster_ckpt.stream.snapshots import (
+    DEPLOYMENT,
+    describe_snapshot,
+    holding,
+    is_owned_by_stream,
+    record_of,
+    retained,
+)
 from dagster_ckpt.values.durations import size
 
 
@@ -64,6 +71,7 @@ class Replication:
 
     Attributes:
         failed: Copies that could not be made, read or deleted; the next call tries again.
+        skipped: Snapshots of `all` that were deleted before they were copied.
         swept: Deleted objects that interrupted copies had left.
     """
 
@@ -73,6 +81,7 @@ class Replication:
     deleted: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     swept: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -80,6 +89,7 @@ class Replication:
 
     def messages(self) -> list[str]:
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
+        lines += self.skipped
         lines += [f"deleted the copy {location}" for location in self.deleted]
         lines += [f"deleted {location}, which an interrupted copy left" for location in self.swept]
         return [*lines, *self.failed] or ["nothing to copy"]
@@ -101,6 +111,8 @@ def replicate(
     chosen = _chosen(stream, reference)
     _refuse_overlap(stream, place, chosen)
     there = _copies(stream, target)
+    gone = [each for each in chosen if _is_gone(source, each)]
+    chosen = [each for each in chosen if each not in gone]
     if keep is not None:
         # Do not copy again and again what the policy then deletes.
         kept = _kept(stream, _queue(stream, target, there, chosen), keep)
@@ -109,20 +121,26 @@ def replicate(
     failed: list[str] = []
     report = progress or (lambda _done, _total: None)
     for snapshot in chosen:
-        with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
-            try:
+        try:
+            with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
                 replicas.append(_copied(source, target, snapshot, verify=verify, progress=report, there=there))
-            except CkptError as error:
-                failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
+        except SnapshotNotFoundError:
+            gone.append(snapshot)
+        except CkptError as error:
+            failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
     lost: dict[str, str] = {}
     if verify and reference == ALL:
         known = {each.snapshot_id for each in stream.catalog.snapshots.completed(stream.stream_id)}
+        known -= {each.snapshot_id for each in gone}
         lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
     swept: tuple[str, ...] = ()
     # A missing or unread copy may be one for which an older one is deleted.
     is_safe = not failed and not any(each.problems for each in replicas)
     failed += lost.values()
+    copied = {each.header.snapshot_id for each in there.values()} if reference == ALL else set[str]()
+    missing, skipped = _uncopied(stream, [each for each in gone if each.snapshot_id not in copied], reference)
+    failed += missing
     if keep is not None:
         dropped = _dropped(stream, target, keep) if is_safe else []
         if not is_safe or not lost.keys() <= set(dropped):
@@ -138,7 +156,7 @@ def replicate(
             swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
         except CkptError as error:
             failed.append(f"what interrupted copies left in {place} was not deleted: {error}")
-    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept)
+    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept, tuple(skipped))
 
 
 def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
@@ -146,6 +164,28 @@ def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
     if reference == ALL:
         return list(reversed(stream.catalog.snapshots.completed(stream.stream_id)))
     return [find_snapshot(stream.catalog, stream.stream_id, reference)]
+
+
+def _is_gone(source: ObjectSnapshotStore, snapshot: SnapshotRecord) -> bool:
+    try:
+        return not source.has(snapshot_location(snapshot))
+    except CkptError:
+        # The copy reports why.
+        return False
+
+
+def _uncopied(stream: StreamHandle, gone: Sequence[SnapshotRecord], reference: str) -> tuple[list[str], list[str]]:
+    """Return which snapshots are missing, and which were deleted as they may be. No older copy is kept for them."""
+    now = stream.catalog.snapshots.by_id([each.snapshot_id for each in gone])
+    missing: list[str] = []
+    skipped: list[str] = []
+    for each in gone:
+        current = now.get(each.snapshot_id, each)
+        # To remove a savepoint, a user deletes its folder.
+        is_missing = current.status is SnapshotStatus.COMPLETED and is_owned_by_stream(current)
+        message = f"{describe_snapshot(each)} was not copied: there is no snapshot at {each.location} any more"
+        (missing if is_missing or reference != ALL else skipped).append(message)
+    return missing, skipped
 
 
 def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotRecord]) -> None:

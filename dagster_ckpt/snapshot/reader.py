@@ -12,7 +12,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
-from dagster_ckpt.io.file_io import CancelCheck, FileIO, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, FileIO, Hook, in_threads, no_op
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Metadata, decode_metadata, decode_references, object_name
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
@@ -161,7 +161,14 @@ def _altered(entry: FileEntry, location: str) -> SnapshotCorruptError:
 
 
 def copy_snapshot(
-    source: FileIO, target: FileIO, directory: str, *, width: int, progress: Progress, again: bool = False
+    source: FileIO,
+    target: FileIO,
+    directory: str,
+    *,
+    width: int,
+    progress: Progress,
+    again: bool = False,
+    before_write: Hook = no_op,
 ) -> int:
     """Copy a snapshot under its own name, data objects first; returns the bytes written. Repeatable.
 
@@ -173,11 +180,12 @@ def copy_snapshot(
         again: Also write the objects that are there: a byte of them differs.
 
     Raises:
+        SnapshotNotFoundError: There is no original.
         SnapshotCorruptError: The original lacks bytes that the copy does not have either.
         StorageAccessError: Another snapshot of that name is there.
     """
     name = posixpath.join(directory, METADATA_NAME)
-    metadata, needed = source.read(name), read_references(source, directory)
+    metadata, needed = _read(source, directory, METADATA_NAME), read_references(source, directory)
     there = target.read(name) if target.size(name) is not None else None
     if there not in (None, metadata):
         raise StorageAccessError(
@@ -201,6 +209,7 @@ def copy_snapshot(
             done += 1
             progress(done, len(wanted))
 
+    before_write()
     in_threads(width, wanted, copy)
     if there is None:
         target.write(name, [metadata], before_visible=lambda: _refuse_missing(target, directory, needed))

@@ -24,6 +24,7 @@ from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.retention import Latest, MaxBytes, YoungerThan
+from dagster_ckpt.recovery.checkpoint_retention import discard
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.snapshot.garbage_collection import SET_NAME
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
@@ -243,6 +244,55 @@ def test_a_copy_is_as_old_as_its_original_also_if_that_was_renewed(shelf: Shelf,
     assert copy(shelf, second, keep=YoungerThan(2 * HOUR_MS)).deleted == (f"file://{second}/{STREAM}/chk-1",)
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_an_original_that_is_missing_keeps_no_other_from_being_copied(shelf: Shelf, second: Path, kind: str) -> None:
+    shelf.checkpoint()
+    assert copy(shelf, second, keep=Latest(1)).is_complete
+    shelf.checkpoint()
+    lost = shelf.checkpoint() if kind == "checkpoint" else shelf.savepoint("mine")
+    shutil.rmtree(path_of(lost.location or ""))
+
+    done = copy(shelf, second, keep=Latest(1))
+
+    # It is no reason to keep older copies, nor takes the place of one.
+    assert copies(second) == ["chk-2"]
+    assert done.deleted == (f"file://{second}/{STREAM}/chk-1",)
+    # A user may delete the folder of a savepoint, but not of a checkpoint.
+    assert done.is_complete == (kind == "savepoint")
+    assert any(f"there is no snapshot at {lost.location} any more" in each for each in done.messages())
+    assert list(second.rglob("_incomplete")) == []
+    named = copy(shelf, second, lost.reference)
+    assert not named.is_complete
+    assert lost.location in named.failed[0]
+
+
+def test_snapshots_that_are_deleted_while_earlier_ones_are_copied_are_skipped(shelf: Shelf, second: Path) -> None:
+    shelf.savepoint("large")
+    subsumed = shelf.checkpoint()
+    shelf.checkpoint()
+
+    def meanwhile(_done: int, _all: int) -> None:
+        discard(shelf.stream, [subsumed], reason="subsumed", lease=None)
+
+    done = copy(shelf, second, progress=meanwhile)
+
+    assert done.is_complete
+    assert [each.name for each in done.replicas] == ["savepoint large at batch 1", "chk-3 at batch 3"]
+    assert done.skipped == (f"chk-2 at batch 2 was not copied: there is no snapshot at {subsumed.location} any more",)
+
+
+def test_a_copy_whose_original_is_missing_is_read_on_request(shelf: Shelf, second: Path) -> None:
+    lost = shelf.checkpoint()
+    copy(shelf, second)
+    shelf.checkpoint()
+    shutil.rmtree(path_of(lost.location or ""))
+    assert copy(shelf, second).messages() == [
+        f"chk-2 at batch 2: copied, 1.1 kB written, every byte verified: file://{second}/{STREAM}/chk-2"
+    ]
+    flip(objects(second)[0])
+    assert "/chk-1 is damaged, and its original is gone" in copy(shelf, second, verify=True).failed[0]
+
+
 def test_what_an_interrupted_copy_left_is_deleted_once_it_is_old(
     shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +383,20 @@ def test_one_snapshot_that_cannot_be_read_keeps_no_other_from_being_verified(
         client.verify(STREAM, "chk-2")
     verified = {each.number for each in shelf.stream.catalog.snapshots.completed(STREAM) if each.verified_at_ms}
     assert verified == {1, 3}
+
+
+def test_a_snapshot_that_is_subsumed_meanwhile_keeps_no_other_from_being_verified(shelf: Shelf) -> None:
+    for _ in range(3):
+        shelf.checkpoint()
+    client = Client.of_stream(shelf.stream, origin="a test")
+    snapshots = shelf.stream.catalog.snapshots
+    listed = {each.number: each for each in snapshots.completed(STREAM)}
+
+    def meanwhile(_done: int, _all: int) -> None:
+        discard(shelf.stream, [listed[2]], reason="subsumed", lease=None)
+
+    assert len(client.verify(STREAM, "all", progress=meanwhile)) == 2
+    assert {each.number for each in snapshots.completed(STREAM) if each.verified_at_ms} == {1, 3}
 
 
 def test_a_folder_that_a_stream_uses_or_that_has_another_deployments_copies_is_refused(

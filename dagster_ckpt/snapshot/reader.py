@@ -19,6 +19,7 @@ from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME, Progress
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
+DELETE_DAMAGED_COPY = "Delete the folder of this copy; the next call makes it again if its original exists."
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
@@ -181,13 +182,14 @@ def copy_snapshot(
 
     Raises:
         SnapshotNotFoundError: There is no original.
-        SnapshotCorruptError: The original lacks bytes that the copy does not have either.
+        SnapshotCorruptError: The original lacks bytes that the copy does not have either, or the copy is damaged.
         StorageAccessError: Another snapshot of that name is there.
     """
     name = posixpath.join(directory, METADATA_NAME)
     metadata, needed = _read(source, directory, METADATA_NAME), read_references(source, directory)
     there = target.read(name) if target.size(name) is not None else None
     if there not in (None, metadata):
+        _refuse_damaged(target, directory, there or b"")
         raise StorageAccessError(
             f"{target.url}/{directory} is another snapshot than {source.url}/{directory}: another deployment, or an "
             "earlier life of the stream, copies to this folder. Copy to a folder of its own."
@@ -214,6 +216,15 @@ def copy_snapshot(
     if there is None:
         target.write(name, [metadata], before_visible=lambda: _refuse_missing(target, directory, needed))
     return sum(sizes[each] for each in wanted) + (len(metadata) if there is None else 0)
+
+
+def _refuse_damaged(target: FileIO, directory: str, metadata: bytes) -> None:
+    try:
+        decode_metadata(metadata, f"{target.url}/{posixpath.join(directory, METADATA_NAME)}")
+    except SnapshotCorruptError as error:
+        raise SnapshotCorruptError(
+            f"the copy {target.url}/{directory} is damaged: {error} {DELETE_DAMAGED_COPY}"
+        ) from error
 
 
 def _chunks(source: FileIO, name: str, check_canceled: CancelCheck) -> Iterator[bytes]:

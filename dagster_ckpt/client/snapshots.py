@@ -263,8 +263,8 @@ class SnapshotMethods(Connection):
         gone: list[SnapshotNotFoundError] = []
         for done, location in enumerate(locations, start=1):
             try:
-                verified.append(verify_snapshot(opened, location, deep=deep, spark=spark))
-                record_verification(opened, verified[-1])
+                found = verify_snapshot(opened, location, deep=deep, spark=spark)
+                verified.append(record_verification(opened, found))
             except StorageAccessError as error:
                 unread.append(error)
             except SnapshotNotFoundError as error:
@@ -299,7 +299,7 @@ def _copy(
     if problem is not None:
         raise SnapshotCorruptError(
             f"{location} cannot be promoted: {problem}. Promote another checkpoint; if this one was repaired, verify "
-            "it first."
+            "it first, with verify_state_job if Spark found the problem."
         )
     manifest = stream.store.manifest(location)
     header = identity.header(manifest.header, properties={_PROMOTED_FROM: snapshot.snapshot_id})

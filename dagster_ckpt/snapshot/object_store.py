@@ -390,12 +390,13 @@ class SnapshotNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tagged_by: str | None = None
     label: str | None = None
     problem: str | None = None
+    problem_in_state: bool | None = None
     broken_since_ms: int | None = None
     proven_at_ms: int | None = None
 
     def of_a_copy(self) -> SnapshotNotes:
         """Leave out damage, which is of the original's bytes."""
-        return msgspec.structs.replace(self, problem=None, broken_since_ms=None)
+        return msgspec.structs.replace(self, problem=None, problem_in_state=None, broken_since_ms=None)
 
     def encoded(self) -> bytes | None:
         return msgspec.json.encode(self) if self != SnapshotNotes() else None

@@ -467,7 +467,7 @@ def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: His
     catalog = history.shelf.stream.catalog
     as_writer(catalog, STREAM).snapshots.proven(loaded.snapshot_id)
     write_notes(history.shelf.stream, loaded.snapshot_id)
-    damage = SnapshotVerification(broken.location or "", None, deep=True, problems=("a block is damaged",))
+    damage = SnapshotVerification(broken.location or "", None, True, ("a block is damaged",), state_was_read=True)
     record_verification(history.shelf.stream, damage)
     before = {each.snapshot_id: each for each in catalog.snapshots.completed(STREAM)}
     lost = lose_the_catalog(history)
@@ -485,6 +485,8 @@ def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: His
         name: each.is_proven for name, each in before.items()
     }
     assert sharing_base(history.shelf.stream) is None
+    # Nor is the damage cleared now by less than what found it.
+    assert catalog.snapshots.verified(broken.snapshot_id, None) == "a block is damaged"
 
 
 def test_notes_that_cannot_be_read_keep_no_snapshot_from_being_registered(history: History) -> None:

@@ -402,6 +402,8 @@ class LeaseRecord(Holder):
 TARGET_DIRECTORY = "target_directory"
 PROVEN_AT_MS = "proven_at_ms"
 BROKEN_SINCE_MS = "broken_since_ms"
+# Whether reading the state with Spark found the problem of a snapshot; missing in rows of earlier versions.
+PROBLEM_IN_STATE = "problem_in_state"
 RENEWED_AT_MS = "renewed_at_ms"
 
 

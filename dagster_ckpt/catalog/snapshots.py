@@ -14,6 +14,7 @@ from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     BROKEN_SINCE_MS,
+    PROBLEM_IN_STATE,
     PROVEN_AT_MS,
     RENEWED_AT_MS,
     TARGET_DIRECTORY,
@@ -187,23 +188,35 @@ class SnapshotRecords(Records):
                 payload = {"reason": reason, "duration_ms": took_ms, **counted}
                 self._record_event(connection, snapshot, "FAILED", payload)
 
-    def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record the result of a verification; unknown snapshots are ignored.
+    def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> str | None:
+        """Record the result of a verification; return the problem recorded now. Unknown snapshots are ignored.
+
+        A problem in the state, or of a check whose depth is unknown, is cleared only if the state was read.
 
         Args:
-            state_was_read: Spark read the state from a copy.
+            state_was_read: Spark read the state from a copy, or could not.
         """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None:
-                return
+                return problem
+            known = read_dict(row.properties, "properties", []) or {}
+            of_bytes = row.verified_problem is None or known.get(PROBLEM_IN_STATE) is False
+            if problem is None and not of_bytes and not state_was_read:
+                return str(row.verified_problem)
             now_ms = self._database.now_ms(connection)
-            values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
+            properties: dict[str, object] = {}
             if problem is None and state_was_read:
-                values["properties"] = _with_property(row, PROVEN_AT_MS, now_ms)
+                properties[PROVEN_AT_MS] = now_ms
             elif problem is not None and row.verified_problem is None:
-                values["properties"] = _with_property(row, BROKEN_SINCE_MS, now_ms)
-            connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
+                properties = {BROKEN_SINCE_MS: now_ms, PROBLEM_IN_STATE: state_was_read}
+            elif problem is not None and state_was_read:
+                properties[PROBLEM_IN_STATE] = True
+            changed = {"verified_at_ms": now_ms, "verified_problem": problem}
+            if properties:
+                changed["properties"] = as_text(known | properties)
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(**changed))
+            return problem
 
     def give_to_stream(self, snapshot_id: str) -> None:
         """Let the stream own a savepoint, which it deletes like a checkpoint."""

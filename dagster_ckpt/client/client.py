@@ -274,6 +274,7 @@ class Client(GraphMethods, MaintenanceMethods):
 
         Raises:
             OptionError: The folder overlaps one of the stream, or has copies of another deployment.
+            StorageAccessError: The copies that are there cannot be listed; nothing was changed.
 
         Example:
             >>> client.replicate("orders", "all", to="s3://second/checkpoints", keep=KeepRules(last=3, daily=7))

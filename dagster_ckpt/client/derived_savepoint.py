@@ -16,6 +16,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, Snap
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StorageAccessError
+from dagster_ckpt.recovery.checkpoint_retention import is_outside
 from dagster_ckpt.recovery.live_directories import (
     restore_into,
     scratch_copies,
@@ -294,8 +295,11 @@ def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
 
 def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
     known: set[str] = set()
+    unreachable: set[str] = set()
     current = stream.catalog.streams.get(stream.stream_id)
     for each in stream.catalog.snapshots.of_stream(stream.stream_id):
+        if each.status is SnapshotStatus.DELETED and edit not in each.state_edits:
+            yield from _left_elsewhere(stream, each, unreachable)
         if each.status not in _MAY_HAVE_BYTES:
             continue
         known.add(each.location or "")
@@ -304,7 +308,7 @@ def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
         if is_of_edited or edit in each.state_edits:
             continue
         if each.location is None or _header(stream, each.location) is not None:
-            yield f"{describe_snapshot(each)}, {_who_deletes(each)}: {each.location or 'being taken'}"
+            yield f"{describe_snapshot(each)}, {_who_deletes(stream, each)}: {each.location or 'being taken'}"
     for location in (*stream.store.checkpoints(), *stream.store.savepoints()):
         header = _header(stream, location) if location not in known else None
         is_ours = isinstance(header, str) or (header is not None and header.stream_id == stream.stream_id)
@@ -312,7 +316,31 @@ def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
             yield f"a snapshot that the catalog does not list, which you delete: {location}"
 
 
-def _who_deletes(snapshot: SnapshotRecord) -> str:
+def _left_elsewhere(stream: StreamHandle, deleted: SnapshotRecord, unreachable: set[str]) -> Iterator[str]:
+    """Report a deleted checkpoint that is still in a folder which the stream used before: retention leaves it there."""
+    if deleted.location is None or not is_outside(stream, deleted, deleted.location):
+        return
+    folder = _folder(deleted.location)
+    if folder in unreachable:
+        return
+    try:
+        header = _header(stream, deleted.location)
+    except StorageAccessError as error:
+        # A bucket of years ago must not hide the rest.
+        unreachable.add(folder)
+        yield f"perhaps checkpoints in {folder}, which cannot be read: {error}"
+        return
+    if isinstance(header, str) or (header is not None and header.snapshot_id == deleted.snapshot_id):
+        yield f"{describe_snapshot(deleted)}, {_who_deletes(stream, deleted)}: {deleted.location}"
+
+
+def _folder(location: str) -> str:
+    return location.rstrip("/").rpartition("/")[0]
+
+
+def _who_deletes(stream: StreamHandle, snapshot: SnapshotRecord) -> str:
+    if snapshot.location is not None and is_outside(stream, snapshot, snapshot.location):
+        return f"which you delete with the stream's folder {_folder(snapshot.location)}, in a storage used before"
     return "which the stream deletes" if is_owned_by_stream(snapshot) else "which you delete"
 
 

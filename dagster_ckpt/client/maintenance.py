@@ -271,6 +271,7 @@ class MaintenanceMethods(Connection):
             CatalogError: This catalog is in use by its own deployment.
             LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory is
                 an old copy.
+            StorageAccessError: A snapshot could not be read; nothing was registered.
         """
         from dagster_ckpt.client.rebuild import rebuild
 

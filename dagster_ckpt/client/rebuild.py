@@ -25,7 +25,13 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.savepoint_set import register_sets
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
+from dagster_ckpt.errors import (
+    CkptError,
+    LiveDirectoryError,
+    OptionError,
+    StorageAccessError,
+    StreamNotFoundError,
+)
 from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
@@ -256,6 +262,12 @@ def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
         try:
             manifest = stream.store.manifest(location)
             problems = stream.store.verify(location, deep=False)
+        except StorageAccessError as error:
+            # Without the newest snapshot, the next plain start would go back.
+            raise StorageAccessError(
+                f"{location} could not be read, so nothing of stream {stream.stream_id!r} was registered: {error}. "
+                "Rebuild it again once the storage can be reached."
+            ) from error
         except CkptError as error:
             skipped.append(f"{location}: {error}")
             continue

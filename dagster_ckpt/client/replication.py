@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET
 from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.config.checkpoint_options import checked_storage
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.errors import CkptError, OptionError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.location import folders_overlap
 from dagster_ckpt.policies.retention import (
     KeptBecause,
@@ -26,13 +26,23 @@ from dagster_ckpt.policies.retention import (
 from dagster_ckpt.recovery.checkpoint_retention import ORPHAN_AGE_MS, objects_of
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.snapshot.garbage_collection import VERIFIED_NAME
-from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.snapshot.manifest import Manifest, checkpoint_number
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.reader import DELETE_DAMAGED_COPY
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, record_of, retained
+from dagster_ckpt.stream.snapshots import (
+    DEPLOYMENT,
+    describe_snapshot,
+    holding,
+    is_owned_by_stream,
+    record_of,
+    retained,
+)
 from dagster_ckpt.values.durations import size
+
+_NONE_DELETED = "no older copy was deleted, because a copy to keep is missing, damaged or not verified"
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class Replication:
 
     Attributes:
         failed: Copies that could not be made, read or deleted; the next call tries again.
+        skipped: Snapshots of `all` that were deleted before they were copied.
         swept: Deleted objects that interrupted copies had left.
     """
 
@@ -73,6 +84,7 @@ class Replication:
     deleted: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     swept: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -80,6 +92,7 @@ class Replication:
 
     def messages(self) -> list[str]:
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
+        lines += self.skipped
         lines += [f"deleted the copy {location}" for location in self.deleted]
         lines += [f"deleted {location}, which an interrupted copy left" for location in self.swept]
         return [*lines, *self.failed] or ["nothing to copy"]
@@ -100,7 +113,9 @@ def replicate(
         raise OptionError("Snapshots are copied between folders, but one of the two storages is a class of your own.")
     chosen = _chosen(stream, reference)
     _refuse_overlap(stream, place, chosen)
-    there = _copies(stream, target)
+    there, unreadable = _copies(stream, target)
+    gone = [each for each in chosen if _is_gone(source, each)]
+    chosen = [each for each in chosen if each not in gone]
     if keep is not None:
         # Do not copy again and again what the policy then deletes.
         kept = _kept(stream, _queue(stream, target, there, chosen), keep)
@@ -109,36 +124,36 @@ def replicate(
     failed: list[str] = []
     report = progress or (lambda _done, _total: None)
     for snapshot in chosen:
-        with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
-            try:
+        try:
+            with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
                 replicas.append(_copied(source, target, snapshot, verify=verify, progress=report, there=there))
-            except CkptError as error:
-                failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
+        except SnapshotNotFoundError:
+            gone.append(snapshot)
+        except CkptError as error:
+            failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
     lost: dict[str, str] = {}
     if verify and reference == ALL:
         known = {each.snapshot_id for each in stream.catalog.snapshots.completed(stream.stream_id)}
+        known -= {each.snapshot_id for each in gone}
         lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
     swept: tuple[str, ...] = ()
     # A missing or unread copy may be one for which an older one is deleted.
-    is_safe = not failed and not any(each.problems for each in replicas)
-    failed += lost.values()
+    is_safe = not failed and not unreadable and not any(each.problems for each in replicas)
+    tried = {_name(each.location or "") for each in chosen}
+    failed += [why for location, why in unreadable.items() if _name(location) not in tried]
+    failed += [f"{why} (its original is gone)" for why in lost.values()]
+    copied = {each.header.snapshot_id for each in there.values()} if reference == ALL else set[str]()
+    missing, skipped = _uncopied(stream, [each for each in gone if each.snapshot_id not in copied], reference)
+    failed += missing
     if keep is not None:
-        dropped = _dropped(stream, target, keep) if is_safe else []
-        if not is_safe or not lost.keys() <= set(dropped):
-            failed.append("no older copy was deleted, because a copy to keep is missing, damaged or not verified")
-            dropped = []
-        for location in dropped:
-            try:
-                target.discard(location)
-                deleted.append(location)
-            except CkptError as error:
-                failed.append(f"{location} was not deleted: {error}")
+        deleted, not_deleted = _delete_older(stream, target, keep, lost) if is_safe else ([], [_NONE_DELETED])
+        failed += not_deleted
         try:
             swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
         except CkptError as error:
             failed.append(f"what interrupted copies left in {place} was not deleted: {error}")
-    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept)
+    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept, tuple(skipped))
 
 
 def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
@@ -146,6 +161,28 @@ def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
     if reference == ALL:
         return list(reversed(stream.catalog.snapshots.completed(stream.stream_id)))
     return [find_snapshot(stream.catalog, stream.stream_id, reference)]
+
+
+def _is_gone(source: ObjectSnapshotStore, snapshot: SnapshotRecord) -> bool:
+    try:
+        return not source.has(snapshot_location(snapshot))
+    except CkptError:
+        # The copy reports why.
+        return False
+
+
+def _uncopied(stream: StreamHandle, gone: Sequence[SnapshotRecord], reference: str) -> tuple[list[str], list[str]]:
+    """Return which snapshots are missing, and which were deleted as they may be. No older copy is kept for them."""
+    now = stream.catalog.snapshots.by_id([each.snapshot_id for each in gone])
+    missing: list[str] = []
+    skipped: list[str] = []
+    for each in gone:
+        current = now.get(each.snapshot_id, each)
+        # To remove a savepoint, a user deletes its folder.
+        is_missing = current.status is SnapshotStatus.COMPLETED and is_owned_by_stream(current)
+        message = f"{describe_snapshot(each)} was not copied: there is no snapshot at {each.location} any more"
+        (missing if is_missing or reference != ALL else skipped).append(message)
+    return missing, skipped
 
 
 def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotRecord]) -> None:
@@ -189,26 +226,32 @@ def _copied(
     )
 
 
-def _damaged(target: ObjectSnapshotStore, gone: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Return damaged copies whose originals are gone, with why: nothing else reads or repairs them."""
-    for location in sorted(gone):
+def _damaged(target: ObjectSnapshotStore, locations: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Read copies, mark the intact ones, and return the others, with why."""
+    for location in sorted(locations):
         try:
             problems = target.verify(location)
-            if not problems:
+            if problems:
+                target.put_companion(location, VERIFIED_NAME, None)
+                yield location, f"{location} is damaged: {problems[0]}"
+            else:
                 target.note_verified(location)
         except CkptError as error:
-            problems = [str(error)]
-        if problems:
-            yield location, f"{location} is damaged, and its original is gone: {problems[0]}"
+            yield location, f"{location} could not be read and marked: {error}"
 
 
-def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:
+def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> tuple[dict[str, Manifest], dict[str, str]]:
+    """Return the copies of the stream's snapshots, and why others cannot be read. Raises StorageAccessError."""
     found: dict[str, Manifest] = {}
+    unreadable: dict[str, str] = {}
     for location in [*target.checkpoints(), *target.savepoints()]:
         try:
             manifest = target.manifest(location)
-        except CkptError:
-            # An unreadable copy is left alone: no policy deletes it.
+        except SnapshotNotFoundError:
+            # Another process deleted it.
+            continue
+        except SnapshotCorruptError as error:
+            unreadable[location] = f"the copy {location} is damaged: {error} {DELETE_DAMAGED_COPY}"
             continue
         header = manifest.header
         if header.stream_id != stream.stream_id:
@@ -220,15 +263,51 @@ def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Mani
                 f"belongs to deployment {stream.catalog.deployment_id}. Copy to a folder of its own."
             )
         found[location] = manifest
-    return found
+    if unreadable:
+        # Savepoints of other streams are in the same folder.
+        own = {_name(each.location or "") for each in stream.catalog.snapshots.of_stream(stream.stream_id)}
+        unreadable = {
+            at: why for at, why in unreadable.items() if checkpoint_number(_name(at)) is not None or _name(at) in own
+        }
+    return found, unreadable
 
 
-def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
-    there = _copies(stream, target)
+def _name(location: str) -> str:
+    return location.rstrip("/").rpartition("/")[2]
+
+
+def _delete_older(
+    stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy, damaged: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Delete the copies that a policy does not keep; return them, and why others stay."""
+    try:
+        dropped, failed = _dropped(stream, target, policy, damaged)
+    except CkptError as error:
+        return [], [f"no older copy was deleted: {error}"]
+    deleted: list[str] = []
+    for location in dropped:
+        try:
+            target.discard(location)
+            deleted.append(location)
+        except CkptError as error:
+            failed.append(f"{location} was not deleted: {error}")
+    return deleted, failed
+
+
+def _dropped(
+    stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy, damaged: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Return the copies that a policy does not keep, or why they stay: one that it keeps is damaged or not verified."""
+    there, unreadable = _copies(stream, target)
     queue = _queue(stream, target, there)
     kept = _kept(stream, queue, policy)
     at = {manifest.header.snapshot_id: location for location, manifest in there.items()}
-    return [at[each.snapshot_id] for each in queue if each.snapshot_id not in kept]
+    dropped = [at[each.snapshot_id] for each in queue if each.snapshot_id not in kept]
+    if unreadable or not set(damaged) <= set(dropped):
+        return [], [_NONE_DELETED]
+    unread = [at[each] for each in kept if not target.is_verified(at[each])] if dropped else []
+    found = dict(_damaged(target, unread))
+    return ([], [*found.values(), _NONE_DELETED]) if found else (dropped, [])
 
 
 def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:

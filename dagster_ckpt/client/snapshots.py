@@ -251,6 +251,7 @@ class SnapshotMethods(Connection):
 
         Raises:
             StorageAccessError: A snapshot could not be read; the results of the others are recorded.
+            SnapshotNotFoundError: There is none; of `all`, those deleted meanwhile are left out.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot
@@ -259,12 +260,16 @@ class SnapshotMethods(Connection):
         locations = locations_of(opened, snapshot)
         verified: list[SnapshotVerification] = []
         unread: list[StorageAccessError] = []
+        gone: list[SnapshotNotFoundError] = []
         for done, location in enumerate(locations, start=1):
             try:
-                verified.append(verify_snapshot(opened, location, deep=deep, spark=spark))
-                record_verification(opened, verified[-1])
+                found = verify_snapshot(opened, location, deep=deep, spark=spark)
+                verified.append(record_verification(opened, found))
             except StorageAccessError as error:
                 unread.append(error)
+            except SnapshotNotFoundError as error:
+                # Deleted since it was listed.
+                gone.append(error)
             if progress is not None:
                 progress(done, len(locations))
         if unread and verified:
@@ -273,8 +278,8 @@ class SnapshotMethods(Connection):
                 f"{len(unread)} of {len(locations)} snapshots could not be read. What the others are is recorded: "
                 f"{len(broken)} of them cannot be restored. The first that could not be read: {unread[0]}"
             )
-        if unread:
-            raise unread[0]
+        if not verified and (unread or gone):
+            raise [*unread, *gone][0]
         return verified
 
     def _snapshot(self, stream: StreamHandle, reference: str) -> SnapshotRecord:
@@ -294,7 +299,7 @@ def _copy(
     if problem is not None:
         raise SnapshotCorruptError(
             f"{location} cannot be promoted: {problem}. Promote another checkpoint; if this one was repaired, verify "
-            "it first."
+            "it first, with verify_state_job if Spark found the problem."
         )
     manifest = stream.store.manifest(location)
     header = identity.header(manifest.header, properties={_PROMOTED_FROM: snapshot.snapshot_id})

@@ -247,7 +247,7 @@ def discard(
         try:
             stream.catalog.snapshots.mark_deleting(snapshot.snapshot_id, lease=record)
             left, freed = "", None
-            if snapshot.location is not None and _is_anothers(stream, snapshot, snapshot.location):
+            if snapshot.location is not None and is_outside(stream, snapshot, snapshot.location):
                 left = f", but not its bytes: {snapshot.location} is outside of the stream's storage"
             elif snapshot.location is not None:
                 if lease is not None:
@@ -264,8 +264,8 @@ def discard(
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
 
-def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
-    # A copied catalog names the original's checkpoints. Savepoints may be anywhere.
+def is_outside(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
+    # Of a copied catalog's original, or of a storage that the stream used before. Savepoints may be anywhere.
     return snapshot.kind is SnapshotKind.CHECKPOINT and not stream.store.is_own(location)
 
 

@@ -241,9 +241,14 @@ class ObjectSnapshotStore:
         file_io = self._open_file_io(root)
         width, mark = self._layout.transfer_threads, f"{directory}/{INCOMPLETE_NAME}"
         is_new = not is_checkpoint and file_io.size(f"{directory}/{METADATA_NAME}") is None
-        if is_new:
-            file_io.write(mark, [self._layout.stream_id.encode()])
-        copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
+
+        def begin() -> None:
+            if is_new:
+                file_io.write(mark, [self._layout.stream_id.encode()])
+
+        copied = copy_snapshot(
+            source_io, file_io, directory, width=width, progress=progress, again=again, before_write=begin
+        )
         if is_new:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
@@ -268,6 +273,10 @@ class ObjectSnapshotStore:
         elif file_io.size(f"{directory}/{name}") is not None:
             file_io.delete(f"{directory}/{name}")
             file_io.flush(directory)
+
+    def has(self, location: str) -> bool:
+        file_io, directory = self._at(location)
+        return file_io.size(f"{directory}/{METADATA_NAME}") is not None
 
     def is_verified(self, location: str) -> bool:
         file_io, directory = self._at(location)
@@ -381,12 +390,13 @@ class SnapshotNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tagged_by: str | None = None
     label: str | None = None
     problem: str | None = None
+    problem_in_state: bool | None = None
     broken_since_ms: int | None = None
     proven_at_ms: int | None = None
 
     def of_a_copy(self) -> SnapshotNotes:
         """Leave out damage, which is of the original's bytes."""
-        return msgspec.structs.replace(self, problem=None, broken_since_ms=None)
+        return msgspec.structs.replace(self, problem=None, problem_in_state=None, broken_since_ms=None)
 
     def encoded(self) -> bytes | None:
         return msgspec.json.encode(self) if self != SnapshotNotes() else None

@@ -12,13 +12,14 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
-from dagster_ckpt.io.file_io import CancelCheck, FileIO, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, FileIO, Hook, in_threads, no_op
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Metadata, decode_metadata, decode_references, object_name
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME, Progress
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
+DELETE_DAMAGED_COPY = "Delete the folder of this copy; the next call makes it again if its original exists."
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
@@ -161,7 +162,14 @@ def _altered(entry: FileEntry, location: str) -> SnapshotCorruptError:
 
 
 def copy_snapshot(
-    source: FileIO, target: FileIO, directory: str, *, width: int, progress: Progress, again: bool = False
+    source: FileIO,
+    target: FileIO,
+    directory: str,
+    *,
+    width: int,
+    progress: Progress,
+    again: bool = False,
+    before_write: Hook = no_op,
 ) -> int:
     """Copy a snapshot under its own name, data objects first; returns the bytes written. Repeatable.
 
@@ -173,13 +181,15 @@ def copy_snapshot(
         again: Also write the objects that are there: a byte of them differs.
 
     Raises:
-        SnapshotCorruptError: The original lacks bytes that the copy does not have either.
+        SnapshotNotFoundError: There is no original.
+        SnapshotCorruptError: The original lacks bytes that the copy does not have either, or the copy is damaged.
         StorageAccessError: Another snapshot of that name is there.
     """
     name = posixpath.join(directory, METADATA_NAME)
-    metadata, needed = source.read(name), read_references(source, directory)
+    metadata, needed = _read(source, directory, METADATA_NAME), read_references(source, directory)
     there = target.read(name) if target.size(name) is not None else None
     if there not in (None, metadata):
+        _refuse_damaged(target, directory, there or b"")
         raise StorageAccessError(
             f"{target.url}/{directory} is another snapshot than {source.url}/{directory}: another deployment, or an "
             "earlier life of the stream, copies to this folder. Copy to a folder of its own."
@@ -201,10 +211,20 @@ def copy_snapshot(
             done += 1
             progress(done, len(wanted))
 
+    before_write()
     in_threads(width, wanted, copy)
     if there is None:
         target.write(name, [metadata], before_visible=lambda: _refuse_missing(target, directory, needed))
     return sum(sizes[each] for each in wanted) + (len(metadata) if there is None else 0)
+
+
+def _refuse_damaged(target: FileIO, directory: str, metadata: bytes) -> None:
+    try:
+        decode_metadata(metadata, f"{target.url}/{posixpath.join(directory, METADATA_NAME)}")
+    except SnapshotCorruptError as error:
+        raise SnapshotCorruptError(
+            f"the copy {target.url}/{directory} is damaged: {error} {DELETE_DAMAGED_COPY}"
+        ) from error
 
 
 def _chunks(source: FileIO, name: str, check_canceled: CancelCheck) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     BROKEN_SINCE_MS,
+    PROBLEM_IN_STATE,
     PROVEN_AT_MS,
     HoldKind,
     LeaseRecord,
@@ -47,6 +48,7 @@ def write_notes(stream: StreamHandle, snapshot_id: str) -> None:
         tagged_by=tag.holder if tag is not None else None,
         label=snapshot.label if tag is not None else None,
         problem=snapshot.verified_problem,
+        problem_in_state=snapshot.properties.get(PROBLEM_IN_STATE) if snapshot.verified_problem is not None else None,
         broken_since_ms=snapshot.properties.get(BROKEN_SINCE_MS),
         proven_at_ms=snapshot.properties.get(PROVEN_AT_MS),
     )
@@ -65,11 +67,15 @@ def as_noted(stream: StreamHandle, snapshot: SnapshotRecord) -> Noted:
     if isinstance(stream.store, ObjectSnapshotStore) and snapshot.location is not None:
         content = stream.store.companion(snapshot.location, NOTES_NAME)
     notes = read_notes(content)
-    times = {BROKEN_SINCE_MS: notes.broken_since_ms, PROVEN_AT_MS: notes.proven_at_ms}
+    noted = {
+        PROBLEM_IN_STATE: notes.problem_in_state,
+        BROKEN_SINCE_MS: notes.broken_since_ms,
+        PROVEN_AT_MS: notes.proven_at_ms,
+    }
     found = replace(
         snapshot,
         label=notes.label if notes.label is not None else snapshot.label,
-        properties={**snapshot.properties, **{name: at for name, at in times.items() if at is not None}},
+        properties={**snapshot.properties, **{name: value for name, value in noted.items() if value is not None}},
         verified_problem=notes.problem,
         verified_at_ms=notes.proven_at_ms if notes.problem is None else notes.broken_since_ms,
     )

@@ -20,7 +20,14 @@ from dagster_ckpt.client import rebuild as rebuilding
 from dagster_ckpt.client.examination import SnapshotVerification, record_verification
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import ContinueFrom, rebuild
-from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
+from dagster_ckpt.errors import (
+    CatalogError,
+    LeaseHeldError,
+    LiveDirectoryError,
+    StateAtRiskError,
+    StorageAccessError,
+    StreamNotFoundError,
+)
 from dagster_ckpt.recovery.checkpoint_retention import discard, subsume
 from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
@@ -356,6 +363,33 @@ def test_a_snapshot_that_cannot_be_read_is_reported_and_skipped(history: History
     assert any("skipped" in line for line in report.messages())
 
 
+@pytest.mark.parametrize("call", ["manifest", "verify"])
+def test_while_a_snapshot_cannot_be_reached_nothing_is_registered(
+    history: History, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(history)
+    history.commit(LAST + 1)
+    newest = checkpoint(history)
+    shutil.rmtree(history.shelf.live)
+    lost = lose_the_catalog(history)
+    stream = history.shelf.stream
+    own, real = stream.catalog.deployment_id, getattr(ObjectSnapshotStore, call)
+
+    def throttled(store: ObjectSnapshotStore, location: str, **options: Any) -> Any:
+        if location == newest.location:
+            raise StorageAccessError("503 SlowDown")
+        return real(store, location, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectSnapshotStore, call, throttled)
+        with pytest.raises(StorageAccessError, match=r"chk-2 could not be read, so nothing.*503 SlowDown.*again"):
+            rebuild(stream, origin=ORIGIN, take_over_deployment=lost)
+    assert (stream.catalog.snapshots.of_stream(STREAM), stream.catalog.deployment_id) == ([], own)
+
+    assert len(rebuild(stream, origin=ORIGIN, take_over_deployment=lost).registered) == 2
+    assert planned_start(stream, StartFrom()).to_batch == LAST + 1
+
+
 def test_of_a_savepoint_and_a_users_copy_of_it_one_is_registered(history: History) -> None:
     savepoint = trigger_savepoint(history.shelf.stream, origin=ORIGIN)
     place = Path((savepoint.location or "").removeprefix("file://"))
@@ -433,7 +467,7 @@ def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: His
     catalog = history.shelf.stream.catalog
     as_writer(catalog, STREAM).snapshots.proven(loaded.snapshot_id)
     write_notes(history.shelf.stream, loaded.snapshot_id)
-    damage = SnapshotVerification(broken.location or "", None, deep=True, problems=("a block is damaged",))
+    damage = SnapshotVerification(broken.location or "", None, True, ("a block is damaged",), state_was_read=True)
     record_verification(history.shelf.stream, damage)
     before = {each.snapshot_id: each for each in catalog.snapshots.completed(STREAM)}
     lost = lose_the_catalog(history)
@@ -451,6 +485,8 @@ def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: His
         name: each.is_proven for name, each in before.items()
     }
     assert sharing_base(history.shelf.stream) is None
+    # Nor is the damage cleared now by less than what found it.
+    assert catalog.snapshots.verified(broken.snapshot_id, None) == "a block is damaged"
 
 
 def test_notes_that_cannot_be_read_keep_no_snapshot_from_being_registered(history: History) -> None:

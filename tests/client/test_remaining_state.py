@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,11 +15,16 @@ from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client.derived_savepoint import remaining_state
 from dagster_ckpt.client.preflight import start_preview
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.errors import OptionError, StorageAccessError
+from dagster_ckpt.recovery.checkpoint_retention import discard
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import scratch_directory
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import take_safety_savepoint
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping
@@ -117,6 +124,56 @@ def test_the_list_ends_once_everything_is_deleted(golden: GoldenStream) -> None:
     result = CliRunner().invoke(commands(), run, env=environment)
     assert result.exit_code == 0
     assert "no snapshot and no directory of the stream" in result.output
+
+
+@pytest.mark.parametrize("is_subsumed", [False, True])
+def test_a_checkpoint_in_the_storage_from_before_is_listed_also_after_retention_left_it_there(
+    golden: GoldenStream, is_subsumed: bool
+) -> None:
+    golden.start("forgotten", accept_loss=True)
+    [checkpoint] = golden.stream.catalog.snapshots.of_stream(STREAM, kind=SnapshotKind.CHECKPOINT)
+    [before] = [each for each in golden.stream.catalog.snapshots.of_stream(STREAM) if each.label == "before"]
+    shutil.rmtree((before.location or "").removeprefix("file://"))
+    shutil.rmtree(golden.root / "live/golden/live-1-0")
+    moved = move(golden)
+    if is_subsumed:
+        assert "but not its bytes" in discard(moved, [checkpoint], reason="subsumed", lease=None).deleted[0]
+
+    left = remaining_state(moved, "forgotten")
+
+    folder = f"file://{golden.root}/snapshots/golden"
+    who = f"which you delete with the stream's folder {folder}, in a storage used before"
+    assert left.snapshots == (f"chk-3 at batch 5, {who}: {folder}/chk-3",)
+    shutil.rmtree(golden.root / "snapshots/golden")
+    assert remaining_state(moved, "forgotten").is_nowhere
+
+
+def test_a_storage_from_before_that_cannot_be_read_hides_nothing_else(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden.snapshot()
+    [*checkpoints] = golden.stream.catalog.snapshots.of_stream(STREAM, kind=SnapshotKind.CHECKPOINT)
+    moved = move(golden)
+    discard(moved, checkpoints, reason="subsumed", lease=None)
+    real = ObjectSnapshotStore.manifest
+
+    def manifest(store: ObjectSnapshotStore, location: str) -> Any:
+        if location in {each.location for each in checkpoints}:
+            raise StorageAccessError("access denied")
+        return real(store, location)
+
+    monkeypatch.setattr(ObjectSnapshotStore, "manifest", manifest)
+    assert [each.partition(",")[0] for each in remaining_state(moved, "forgotten").snapshots] == [
+        f"perhaps checkpoints in file://{golden.root}/snapshots/golden",
+        "savepoint before at batch 4",
+    ]
+
+
+def move(golden: GoldenStream) -> StreamHandle:
+    storage = FileSystemCheckpointStorage(
+        f"file://{golden.root}/new", savepoint_path=f"file://{golden.root}/savepoints"
+    )
+    return replace(golden.stream, storage=storage, store=open_store(storage, STREAM))
 
 
 def test_a_savepoint_that_was_not_edited_is_refused(golden: GoldenStream) -> None:

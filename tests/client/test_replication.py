@@ -24,6 +24,7 @@ from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.retention import Latest, MaxBytes, YoungerThan
+from dagster_ckpt.recovery.checkpoint_retention import discard
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.snapshot.garbage_collection import SET_NAME
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
@@ -243,6 +244,57 @@ def test_a_copy_is_as_old_as_its_original_also_if_that_was_renewed(shelf: Shelf,
     assert copy(shelf, second, keep=YoungerThan(2 * HOUR_MS)).deleted == (f"file://{second}/{STREAM}/chk-1",)
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_an_original_that_is_missing_keeps_no_other_from_being_copied(shelf: Shelf, second: Path, kind: str) -> None:
+    shelf.checkpoint()
+    assert copy(shelf, second, keep=Latest(1)).is_complete
+    shelf.checkpoint()
+    lost = shelf.checkpoint() if kind == "checkpoint" else shelf.savepoint("mine")
+    shutil.rmtree(path_of(lost.location or ""))
+
+    done = copy(shelf, second, keep=Latest(1))
+
+    # It is no reason to keep older copies, nor takes the place of one.
+    assert copies(second) == ["chk-2"]
+    assert done.deleted == (f"file://{second}/{STREAM}/chk-1",)
+    # A user may delete the folder of a savepoint, but not of a checkpoint.
+    assert done.is_complete == (kind == "savepoint")
+    assert any(f"there is no snapshot at {lost.location} any more" in each for each in done.messages())
+    assert list(second.rglob("_incomplete")) == []
+    named = copy(shelf, second, lost.reference)
+    assert not named.is_complete
+    assert lost.location in named.failed[0]
+
+
+def test_snapshots_that_are_deleted_while_earlier_ones_are_copied_are_skipped(shelf: Shelf, second: Path) -> None:
+    shelf.savepoint("large")
+    subsumed = shelf.checkpoint()
+    shelf.checkpoint()
+
+    def meanwhile(_done: int, _all: int) -> None:
+        discard(shelf.stream, [subsumed], reason="subsumed", lease=None)
+
+    done = copy(shelf, second, progress=meanwhile)
+
+    assert done.is_complete
+    assert [each.name for each in done.replicas] == ["savepoint large at batch 1", "chk-3 at batch 3"]
+    assert done.skipped == (f"chk-2 at batch 2 was not copied: there is no snapshot at {subsumed.location} any more",)
+
+
+def test_a_copy_whose_original_is_missing_is_read_on_request(shelf: Shelf, second: Path) -> None:
+    lost = shelf.checkpoint()
+    copy(shelf, second)
+    shelf.checkpoint()
+    shutil.rmtree(path_of(lost.location or ""))
+    assert copy(shelf, second).messages() == [
+        f"chk-2 at batch 2: copied, 1.1 kB written, every byte verified: file://{second}/{STREAM}/chk-2"
+    ]
+    flip(objects(second)[0])
+    [failed] = copy(shelf, second, verify=True).failed
+    assert "/chk-1 is damaged" in failed
+    assert "its original is gone" in failed
+
+
 def test_what_an_interrupted_copy_left_is_deleted_once_it_is_old(
     shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +387,20 @@ def test_one_snapshot_that_cannot_be_read_keeps_no_other_from_being_verified(
     assert verified == {1, 3}
 
 
+def test_a_snapshot_that_is_subsumed_meanwhile_keeps_no_other_from_being_verified(shelf: Shelf) -> None:
+    for _ in range(3):
+        shelf.checkpoint()
+    client = Client.of_stream(shelf.stream, origin="a test")
+    snapshots = shelf.stream.catalog.snapshots
+    listed = {each.number: each for each in snapshots.completed(STREAM)}
+
+    def meanwhile(_done: int, _all: int) -> None:
+        discard(shelf.stream, [listed[2]], reason="subsumed", lease=None)
+
+    assert len(client.verify(STREAM, "all", progress=meanwhile)) == 2
+    assert {each.number for each in snapshots.completed(STREAM) if each.verified_at_ms} == {1, 3}
+
+
 def test_a_folder_that_a_stream_uses_or_that_has_another_deployments_copies_is_refused(
     shelf: Shelf, second: Path
 ) -> None:
@@ -357,11 +423,104 @@ def test_a_folder_that_a_stream_uses_or_that_has_another_deployments_copies_is_r
 
 def test_another_snapshot_of_the_same_number_is_not_replaced(shelf: Shelf, second: Path) -> None:
     shelf.checkpoint()
-    copy(shelf, second)
-    (second / STREAM / "chk-1/_metadata").write_bytes(b"another life of the stream")
-    done = copy(shelf, second)
+    other = path_of(shelf.checkpoint().location or "") / "_metadata"
+    copy(shelf, second, "chk-1")
+    shutil.copy(other, second / STREAM / "chk-1/_metadata")
+    done = copy(shelf, second, "chk-1")
     assert "is another snapshot than" in done.failed[0]
-    assert (second / STREAM / "chk-1/_metadata").read_bytes() == b"another life of the stream"
+    assert (second / STREAM / "chk-1/_metadata").read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_a_copy_that_cannot_be_read_is_reported_as_damaged_and_keeps_the_older_ones(
+    shelf: Shelf, second: Path, kind: str
+) -> None:
+    shelf.checkpoint()
+    damaged = shelf.checkpoint() if kind == "checkpoint" else shelf.savepoint("mine")
+    copy(shelf, second)
+    [metadata] = second.rglob(f"{path_of(damaged.location or '').name}/_metadata")
+    flip(metadata)
+    [failed] = copy(shelf, second).failed
+    assert f"the copy file://{metadata.parent} is damaged" in failed
+    discard(shelf.stream, shelf.stream.catalog.snapshots.completed(STREAM), reason="subsumed", lease=None)
+    shelf.checkpoint()
+
+    done = copy(shelf, second, keep=Latest(2))
+
+    assert (done.is_complete, done.deleted) == (False, ())
+    assert f"the copy file://{metadata.parent} is damaged" in done.failed[0]
+    # Another stream's savepoint in the folder of all savepoints is not this one's.
+    shutil.rmtree(metadata.parent)
+    (second / "savepoint-other-1").mkdir()
+    (second / "savepoint-other-1/_metadata").write_bytes(b"damaged")
+    assert copy(shelf, second, keep=Latest(1)).is_complete
+
+
+def test_while_the_copies_cannot_be_listed_none_is_deleted(
+    shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.checkpoint()
+    copy(shelf, second)
+    shelf.checkpoint()
+    real, times = ObjectSnapshotStore.manifest, [0]
+
+    def manifest(store: ObjectSnapshotStore, location: str) -> Any:
+        if str(second) in location:
+            times[0] += 1
+            if times[0] == fails_at:
+                raise StorageAccessError("503 SlowDown")
+        return real(store, location)
+
+    monkeypatch.setattr(ObjectSnapshotStore, "manifest", manifest)
+    fails_at = 1
+    with pytest.raises(StorageAccessError, match="503 SlowDown"):
+        copy(shelf, second, keep=Latest(1))
+    # What was copied is reported.
+    times, fails_at = [0], 3
+    done = copy(shelf, second, keep=Latest(1))
+    assert [each.is_verified for each in done.replicas] == [True]
+    assert done.failed == ("no older copy was deleted: 503 SlowDown",)
+    assert copies(second) == ["chk-1", "chk-2"]
+    assert len(copy(shelf, second, keep=Latest(1)).deleted) == 1
+
+
+def test_a_copy_that_nobody_read_stands_for_no_older_one(
+    shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shelf.checkpoint()
+    copy(shelf, second)
+    unread = shelf.checkpoint()
+    with monkeypatch.context() as patch:
+        Executioner(patch, 0, (ObjectSnapshotStore, "verify"))
+        with pytest.raises(Killed):
+            copy(shelf, second)
+    discard(shelf.stream, [first, unread], reason="subsumed", lease=None)
+    shelf.checkpoint()
+    [pack] = (second / STREAM / "shared").glob("2-*")
+    intact = pack.read_bytes()
+    flip(pack)
+
+    done = copy(shelf, second, keep=Latest(2))
+
+    assert (done.is_complete, done.deleted) == (False, ())
+    assert "/chk-2 is damaged" in done.failed[0]
+    pack.write_bytes(intact)
+    assert copy(shelf, second, keep=Latest(2)).is_complete
+    assert copies(second) == ["chk-2", "chk-3"]
+    assert (second / STREAM / "chk-2/_verified").exists()
+
+
+def test_a_copy_that_a_verification_found_damaged_stands_for_no_older_one_later(shelf: Shelf, second: Path) -> None:
+    olds = [shelf.checkpoint(), shelf.checkpoint()]
+    copy(shelf, second)
+    discard(shelf.stream, olds, reason="subsumed", lease=None)
+    shelf.checkpoint()
+    [pack] = (second / STREAM / "shared").glob("2-*")
+    flip(pack)
+    assert not copy(shelf, second, verify=True).is_complete
+
+    assert not copy(shelf, second, keep=Latest(2)).is_complete
+    assert copies(second) == ["chk-1", "chk-2", "chk-3"]
 
 
 def test_the_command_copies_and_asks_before_it_deletes(

@@ -11,11 +11,16 @@ import pytest
 
 from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.client import Client
+from dagster_ckpt.client.examination import record_verification
 from dagster_ckpt.recovery.checkpoint_retention import subsume
 from dagster_ckpt.recovery.facts import with_equal_content
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, failed_points, snapshot_point
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import GoldenStream
-from tests.support.retention_shelf import Shelf
+from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.rewind_history import History
+from tests.support.taken_snapshot import taken
 from tests.support.verbs import apply_savepoint_history
 
 
@@ -58,6 +63,59 @@ def test_a_verification_of_bytes_alone_proves_nothing_and_one_that_finds_damage_
     prove(shelf, second)
     shelf.stream.catalog.snapshots.verified(second.snapshot_id, "altered")
     assert dropped(shelf) == [2]
+
+
+def test_damage_in_the_state_is_cleared_only_by_reading_the_state(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    stream, client = history.shelf.stream, Client.of_stream(history.shelf.stream, origin="a test")
+    snapshot = taken(history.shelf, SnapshotKind.CHECKPOINT)
+    [intact] = client.verify(STREAM)
+    assert intact.passed
+    record_verification(stream, replace(intact, problems=("Spark cannot read the state",), state_was_read=True))
+
+    [verified] = client.verify(STREAM)
+
+    assert not verified.passed
+    assert "Spark cannot read the state (every byte is as written; only verify_state_job" in verified.problems[0]
+    assert stream.catalog.snapshots.get(snapshot.snapshot_id).verified_problem == "Spark cannot read the state"
+    assert record_verification(stream, replace(intact, state=(), state_was_read=True)).passed
+    assert stream.catalog.snapshots.get(snapshot.snapshot_id).is_proven
+    assert client.verify(STREAM)[0].passed
+    history.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "is_cleared"),
+    [
+        ([("an object is truncated", False)], True),
+        ([("Spark cannot read it", True)], False),
+        ([("Spark cannot read it", True), ("an object is truncated", False)], False),
+        ([("an object is truncated", False), ("Spark cannot read it", True)], False),
+        ([("Spark cannot read it", True), (None, True), ("an object is truncated", False)], True),
+    ],
+)
+def test_a_check_of_the_bytes_clears_damage_of_the_bytes_alone(
+    shelf: Shelf, found: list[tuple[str | None, bool]], is_cleared: bool
+) -> None:
+    snapshots, snapshot_id = shelf.stream.catalog.snapshots, shelf.checkpoint().snapshot_id
+    for problem, state_was_read in found:
+        snapshots.verified(snapshot_id, problem, state_was_read=state_was_read)
+    problem = None if is_cleared else found[-1][0]
+
+    assert snapshots.verified(snapshot_id, None) == problem
+
+    assert snapshots.get(snapshot_id).verified_problem == problem
+    assert snapshots.verified(snapshot_id, None, state_was_read=True) is None
+
+
+def test_damage_of_which_an_earlier_version_did_not_record_how_it_was_found_stays(shelf: Shelf) -> None:
+    snapshots, snapshot_id = shelf.stream.catalog.snapshots, shelf.checkpoint().snapshot_id
+    snapshots.verified(snapshot_id, "damaged")
+    with shelf.stream.catalog.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE snapshots SET properties = '{}'")
+    assert snapshots.verified(snapshot_id, "an object is truncated") == "an object is truncated"
+    assert snapshots.verified(snapshot_id, None) == "an object is truncated"
+    assert snapshots.verified(snapshot_id, None, state_was_read=True) is None
 
 
 def test_the_history_of_a_schedule_keeps_the_newest_proven_savepoint(shelf: Shelf) -> None:

@@ -230,7 +230,7 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
-        if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
+        if self._lost is None and not (_follows_query_stop_error(error) and self._jvm_may_run()):
             # Without the catalog, the lease expires.
             with suppress(CatalogError):
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
@@ -277,3 +277,17 @@ class LeaseKeeper:
         self._failing_since = None
         stream_id = self._lease.stream_id
         log_transition(stream_id, f"Renewed the lease of stream {stream_id} again, after {took_s:.0f} s")
+
+
+def _follows_query_stop_error(error: BaseException | None) -> bool:
+    """Whether an error is a QueryStopError, or was raised while one was handled."""
+    seen: list[BaseException] = []
+    unseen = [error]
+    while unseen:
+        each = unseen.pop()
+        if isinstance(each, QueryStopError):
+            return True
+        if each is not None and each not in seen:
+            seen.append(each)
+            unseen += [each.__cause__, each.__context__]
+    return False

@@ -304,7 +304,7 @@ def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supe
     lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
     assert supervised.tick() == []
 
-    supervised.catalog.leases.release("orders", lease.token)
+    supervised.catalog.leases.release(lease)
 
     assert [request.job_name for request in supervised.tick()] == ["apply_retention_job"]
 
@@ -321,7 +321,7 @@ def test_a_process_that_renews_its_lease_is_not_declared_dead_nor_replaced(
     def renewed_meanwhile(leases: LeaseRecords, stream_id: str) -> LeaseRecord | None:
         found = current(leases, stream_id)
         clock.now_ms += 1
-        leases.renew(stream_id, lease.token, 30_000)
+        leases.renew(lease, 30_000)
         return found
 
     with monkeypatch.context() as patch:

@@ -60,7 +60,7 @@ def test_a_start_that_took_longer_than_its_lease_starts_nothing(shelf: Shelf, mo
     def take_over(_stream_id: str, _message: str) -> None:
         held = leases.current("orders")
         assert held is not None
-        leases.acquire("orders", replace(HOLDER, host="another-machine"), 60_000, take_over=held.token)
+        leases.acquire("orders", replace(HOLDER, host="another-machine"), 60_000, take_over=held)
 
     monkeypatch.setattr(starting, "log_message", take_over)
     play = Stage(shelf.stream, [PlayedQuery()])

@@ -118,7 +118,7 @@ class Database:
         Every write of a run uses it: after an earlier check the process may be paused, and its lease taken over.
         """
         with self.writing() as connection:
-            require_lease(connection, lease.stream_id, lease.token)
+            require_lease(connection, lease)
             yield connection
 
     @contextmanager
@@ -358,22 +358,31 @@ def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
-def require_lease(connection: Connection, stream_id: str, token: int) -> None:
-    """Raise LeaseLostError unless the lease has this token, and lock it until this transaction ends.
+def is_lease(row: Row[Any] | None, lease: LeaseRecord) -> bool:
+    """Whether a row is a lease that is still held.
+
+    The token alone does not say so: a database that has lost its last transactions, as after a failover to a replica,
+    issues it again.
+    """
+    return row is not None and (row.token, row.execution_id) == (lease.token, lease.execution_id)
+
+
+def require_lease(connection: Connection, lease: LeaseRecord) -> None:
+    """Raise LeaseLostError unless the lease is still held, and lock it until this transaction ends.
 
     On PostgreSQL a take-over waits for the row; SQLite excludes other writers anyway.
     """
-    query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
+    query = select(leases).where(leases.c.stream_id == lease.stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
-    if row is None or row.token != token or row.execution_id is None:
-        raise LeaseLostError(lease_lost_message(stream_id, row))
+    if not is_lease(row, lease):
+        raise LeaseLostError(lease_lost_message(lease.stream_id, row))
 
 
 def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
     """Whether a lease was renewed since it was seen; locks its row."""
     query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
     row = connection.execute(query).one_or_none()
-    return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)
+    return row is not None and is_lease(row, seen) and row.renewed_at_ms != seen.renewed_at_ms
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:

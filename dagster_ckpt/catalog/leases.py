@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import ColumnElement, Row, select
 
-from dagster_ckpt.catalog.database import Records, cells, lease_lost_message, lease_row
+from dagster_ckpt.catalog.database import Records, cells, is_lease, lease_lost_message, lease_row
 from dagster_ckpt.catalog.event_log import log_transition
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
@@ -23,12 +23,12 @@ _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 class LeaseRecords(Records):
     def acquire(
-        self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
+        self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: LeaseRecord | None = None, above: int = 0
     ) -> LeaseRecord:
         """Acquire a lease if it is free or expired, otherwise raise LeaseHeldError.
 
         Args:
-            take_over: Token of an unexpired lease whose holder is proven dead.
+            take_over: An unexpired lease whose holder is proven dead.
             above: A token that a lost catalog issued; the new one is greater.
         """
         with self._database.writing() as connection:
@@ -37,7 +37,8 @@ class LeaseRecords(Records):
             # Read only now, because PostgreSQL may have waited for the lock.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
-            if before is not None and not before.expired and before.token != take_over:
+            is_proven = take_over is not None and is_lease(row, take_over)
+            if before is not None and not before.expired and not is_proven:
                 raise LeaseHeldError(lease_held_message(before, now_ms))
             values = {
                 **asdict(holder),
@@ -45,7 +46,7 @@ class LeaseRecords(Records):
                 "acquired_at_ms": now_ms,
                 "renewed_at_ms": now_ms,
                 "expires_at_ms": now_ms + ttl_ms,
-                "predecessor_unproven": row.predecessor_unproven or (before is not None and before.token != take_over),
+                "predecessor_unproven": row.predecessor_unproven or (before is not None and not is_proven),
             }
             take = leases.update().where(leases.c.stream_id == stream_id).values(**values).returning(leases)
             taken = _record(connection.execute(take).one(), now_ms)
@@ -60,7 +61,7 @@ class LeaseRecords(Records):
                         "from_run": before.run_id,
                         "from_pid": before.pid,
                         "from_host": before.host,
-                        "proven": before.token == take_over,
+                        "proven": is_proven,
                         "token": values["token"],
                     },
                 )
@@ -68,22 +69,20 @@ class LeaseRecords(Records):
             log_transition(stream_id, f"Acquired the lease of stream {stream_id}: {_holder(taken)}")
         return taken
 
-    def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
+    def renew(self, lease: LeaseRecord, ttl_ms: int) -> LeaseRecord:
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
-            mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
-            renewal = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
+            renewal = leases.update().where(_this(lease)).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
             renewed = connection.execute(renewal.returning(leases)).one_or_none()
             if renewed is None:
-                raise LeaseLostError(lease_lost_message(stream_id, lease_row(connection, stream_id)))
+                raise LeaseLostError(lease_lost_message(lease.stream_id, lease_row(connection, lease.stream_id)))
             return _record(renewed, now_ms)
 
-    def release(self, stream_id: str, token: int) -> None:
+    def release(self, lease: LeaseRecord) -> None:
         with self._database.writing() as connection:
-            mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
-            released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
+            released = connection.execute(leases.update().where(_this(lease)).values(**_EMPTY)).rowcount
         if released:
-            log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
+            log_transition(lease.stream_id, f"Released the lease of stream {lease.stream_id}: token {lease.token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
         """Record that the queries of all previous holders can plan no further batch."""
@@ -121,11 +120,17 @@ class LeaseRecords(Records):
         with self._database.writing_under(lease):
             yield
 
-    def check(self, stream_id: str, token: int) -> None:
+    def check(self, lease: LeaseRecord) -> None:
         with self._database.reading() as connection:
-            row = lease_row(connection, stream_id)
-            if row is None or row.token != token or row.execution_id is None:
-                raise LeaseLostError(lease_lost_message(stream_id, row))
+            row = lease_row(connection, lease.stream_id)
+            if not is_lease(row, lease):
+                raise LeaseLostError(lease_lost_message(lease.stream_id, row))
+
+
+def _this(lease: LeaseRecord) -> ColumnElement[bool]:
+    """As `is_lease`."""
+    of_holder = (leases.c.token == lease.token) & (leases.c.execution_id == lease.execution_id)
+    return (leases.c.stream_id == lease.stream_id) & of_holder
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:

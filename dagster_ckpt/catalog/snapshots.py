@@ -272,6 +272,10 @@ class SnapshotRecords(Records):
         # A row may have turned out to be BROKEN.
         return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
+    def of_request(self, stream_id: str, request_id: str) -> list[SnapshotRecord]:
+        of_request = (snapshots.c.stream_id == stream_id) & (snapshots.c.request_id == request_id)
+        return self._all(select(snapshots).where(of_request))
+
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)

@@ -179,8 +179,8 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
         if by_hand is not None:
             return stay(row, f"a user stopped it, or its input ended: {execution.reason}").with_changes(Adopt(by_hand))
         if not seen.runs_another_version:
-            alert = "it failed for good; start it by hand or load another code version: "
-            return stay(row, "it failed for good").with_changes(alert=f"{alert}{execution.reason}")
+            alert = f"it failed for good; {_SET_AGAIN}: {execution.reason}"
+            return stay(row, "it failed for good").with_changes(alert=alert)
     if execution is not None and seen.runs_another_version:
         return begin_upgrade(policy, seen)
     failed = request if request is not None and _came_to_nothing(request) else None
@@ -197,6 +197,7 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
 
 
 _WITHDRAWN = "its run was terminated before the query ran"
+_SET_AGAIN = "set RUNNING again or load another code version"
 
 
 def _came_to_nothing(request: RequestRecord) -> bool:
@@ -373,7 +374,10 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         return stay(row, "waiting for the run of the new code").with_changes(holds_restart=True)
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
         return stay(row, f"the start failed and is requested again: {request.error}").with_changes(holds_restart=True)
-    start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
+    # State that the new code has made is kept.
+    is_new = execution is not None and execution.code_version == upgrade.to_version
+    has_state = is_new and execution is not None and execution.live_directory is not None
+    start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS and not has_state else "latest"
     # With the policy, a user has confirmed that the state is discarded.
     where: dict[str, Any] = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
     if upgrade.mode is UpgradeMode.HAND_OVER:
@@ -388,12 +392,16 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
         return move(row, upgrade, UpgradePhase.STABLE, _WORKS)
     if seen.runs_another_version:
         return begin_upgrade(policy, seen)
-    ended = seen.execution.status if seen.execution is not None and seen.life is StreamLife.ENDED else None
-    if ended is not None and ended is not ExecutionStatus.FAILED:
-        return move(row, upgrade, UpgradePhase.STABLE, f"a user stopped it: {ended.value}")
-    reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
+    ended = seen.execution if seen.life is StreamLife.ENDED else None
+    if ended is not None and ended.status is not ExecutionStatus.FAILED:
+        return move(row, upgrade, UpgradePhase.STABLE, f"a user stopped it: {ended.status.value}")
+    if ended is not None and (ended.ended_at_ms or 0) <= row.changed_at_ms:
+        why = "a user has set RUNNING again"
+        return move(row, upgrade, UpgradePhase.STARTING, why, old_execution_id=ended.execution_id)
+    reason = f"failed for good: {ended.reason}" if ended is not None else None
     if policy.rollback_after_ms is None:
-        return stay(row, reason or _WAITS).with_changes(alert=reason)
+        alert = f"the new code failed for good; {_SET_AGAIN}: {ended.reason}" if ended is not None else None
+        return stay(row, reason or _WAITS).with_changes(alert=alert)
     over = seen.now_ms - (upgrade.started_at_ms or 0) >= policy.rollback_after_ms
     reason = reason or _regression(upgrade, policy, seen, over=over)
     if reason is not None:

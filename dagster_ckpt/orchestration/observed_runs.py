@@ -11,6 +11,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.reconciliation import RecordedEnd
+from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration._compat import notes_of, put_notes
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -106,9 +107,9 @@ def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
 
 
 def observed_ends(
-    instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
+    instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream], alerts: list[str]
 ) -> Iterator[ObservedEnd]:
-    """Find ended executions, and record deaths that processes could not record."""
+    """Find ended executions, and record deaths that processes could not record; errors are added to `alerts`."""
     unsettled = {run_id for stream_id, run_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Nearly all runs are in progress, so read only ids first.
     over = unsettled - unfinished_runs(instance, unsettled)
@@ -117,22 +118,42 @@ def observed_ends(
         # A run may have several streams.
         if found.stream_id not in streams:
             continue
-        stream, execution, run = streams[found.stream_id], found, runs.get(found.run_id)
-        recorded = (
-            recorded_external_end(instance, catalog, execution, run)
-            if stream.runs_externally
-            else recorded_end(instance, run)
-        )
-        if recorded is RecordedEnd.FAILED and not execution.status.is_over:
-            execution = record_death(catalog, execution)
-        yield ObservedEnd(stream, execution, recorded)
+        try:
+            end = _end_with_run(instance, catalog, streams[found.stream_id], found, runs.get(found.run_id))
+        except CkptError as error:
+            # One unreadable lease must not block the others.
+            alerts.append(f"{found.stream_id}: no action: {error}")
+            continue
+        yield end
     for found in catalog.executions.quiet(catalog.now_ms() - SLOW_START_MS):
         if found.stream_id not in streams or found.run_id in over:
             continue
-        stream = streams[found.stream_id]
-        if has_left_its_run(instance, catalog, found, stream):
+        stream, execution = streams[found.stream_id], found
+        try:
+            if not has_left_its_run(instance, catalog, found, stream):
+                continue
             execution = found if found.status.is_over else record_death(catalog, found)
-            yield ObservedEnd(stream, execution, RecordedEnd.FAILED)
+        except CkptError as error:
+            alerts.append(f"{found.stream_id}: no action: {error}")
+            continue
+        yield ObservedEnd(stream, execution, RecordedEnd.FAILED)
+
+
+def _end_with_run(
+    instance: dg.DagsterInstance,
+    catalog: Catalog,
+    stream: Stream,
+    execution: ExecutionRecord,
+    run: dg.DagsterRun | None,
+) -> ObservedEnd:
+    recorded = (
+        recorded_external_end(instance, catalog, execution, run)
+        if stream.runs_externally
+        else recorded_end(instance, run)
+    )
+    if recorded is RecordedEnd.FAILED and not execution.status.is_over:
+        execution = record_death(catalog, execution)
+    return ObservedEnd(stream, execution, recorded)
 
 
 def has_left_its_run(
@@ -243,9 +264,9 @@ def _claim(deployment_id: str, stream_id: str) -> str:
 
 
 def report_lost_runs(
-    instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
+    instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences, alerts: list[str]
 ) -> list[str]:
-    """Record the end of lost runs, and return a message for each.
+    """Record the end of lost runs, and return a message for each; errors are added to `alerts`.
 
     A run is lost if its process does not exist, none of its leases is being renewed, and it is either proven to have
     ended or has shown no sign of life for three minutes. It is CANCELED if it was being terminated, else a FAILURE.
@@ -264,7 +285,11 @@ def report_lost_runs(
         if not _is_watched(run, stream_ids, deployment_id) or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)
-        if worker is None or not _is_lost(catalog, run, worker, silences):
+        try:
+            if worker is None or not _is_lost(catalog, run, worker, silences):
+                continue
+        except CkptError as error:
+            alerts.append(f"{run.tags[STREAM_ID_TAG]}: no action: {error}")
             continue
         messages.append(_report(instance, run, worker))
     return messages

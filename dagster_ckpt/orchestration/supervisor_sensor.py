@@ -110,7 +110,7 @@ def build_supervisor_sensor(
         tick = SupervisorTick(
             context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name, health=thresholds
         )
-        tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences))
+        tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences, tick.alerts))
         # First, as it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
@@ -238,7 +238,7 @@ class SupervisorTick:
 
     def after_ends(self, *, except_of: Collection[str]) -> Iterator[dg.RunRequest]:
         others = {stream_id: stream for stream_id, stream in self.streams.items() if stream_id not in except_of}
-        for end in observed_ends(self.instance, self.catalog, others):
+        for end in observed_ends(self.instance, self.catalog, others, self.alerts):
             try:
                 request = self._after(end)
             except CkptError as error:

@@ -504,7 +504,24 @@ FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
 def decide_restart(
     policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random
 ) -> RestartAt | NoRestart:
-    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision."""
+    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision.
+
+    Failures later than `now_ms`, which were dated before the clock was put back, are moved so that the last one is now.
+    """
+    past = [at_ms for at_ms in failures.failed_at_ms if at_ms <= now_ms]
+    ahead_ms = failures.last_ms - now_ms
+    if ahead_ms <= 0:
+        return _decision(policy, failures, now_ms, random)
+    moved = (at_ms - ahead_ms for at_ms in failures.failed_at_ms if at_ms > now_ms)
+    decision = _decision(policy, FailureHistory((*past, *moved)), now_ms, random)
+    if not isinstance(decision, RestartAt):
+        return decision
+    # From a failure that is now at each call, the delay would never end.
+    delay_ms = decision.at_ms - now_ms
+    return RestartAt(max(now_ms, max(past, default=0) + delay_ms), decision.reason)
+
+
+def _decision(policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
     try:
         answer: object = policy.decide(failures, now_ms, random)
         problem = f"it returned {answer!r}, which is neither RestartAt nor NoRestart"

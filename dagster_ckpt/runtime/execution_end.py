@@ -199,9 +199,14 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record a failure. Raises LeaseLostError, which explains it, if a successor has the lease."""
+        """Record a failure, unless the catalog is unavailable: then `record_death` does.
+
+        Raises LeaseLostError, which explains it, if a successor has the lease.
+        """
         try:
-            self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
+            # An error here must not hide the failure.
+            with suppress(CatalogError):
+                self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
             self._note_loss(execution_id, reason)
             raise

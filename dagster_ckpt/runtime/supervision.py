@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from dagster_ckpt.catalog.event_log import log_message
-from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, LeaseLostError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, OutputGap
@@ -127,6 +127,7 @@ class Supervisor:
         self._input_has_ended = False
         self._savepoint_to_stop_with: int | None = None
         self._stop_requested: list[RequestRecord] = []
+        self._taken: set[str] = set()
         self._next_heartbeat_ms = 0
         self._next_request_poll_ms = 0
 
@@ -311,8 +312,8 @@ class Supervisor:
     def _take_requests(self) -> None:
         lease = self._lease.record
         # A stop whose answer was lost comes first: it may have been recorded.
-        pending = [*self._stop_requested, *self._catalog.requests.pending(self._stream_id)]
-        for request in pending:
+        unanswered = [*self._stop_requested, *self._catalog.requests.unanswered(self._stream_id)]
+        for request in unanswered:
             end = QueryEnd.requested_by(request)
             if end is not None:
                 self._stop_requested = [request]
@@ -322,8 +323,30 @@ class Supervisor:
                 self._stop_requested = []
                 continue
             kind = _TRIGGERS.get(request.kind)
-            if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):
+            if kind is not None and self._is_ready and request.request_id not in self._taken and self._take(request):
                 self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
+
+    def _take(self, request: RequestRecord) -> bool:
+        """Whether to carry out a request, which is accepted, or answered if a predecessor carried it out."""
+        # By a predecessor, or the catalog's answer to this process was lost.
+        is_accepted = request.status is RequestStatus.ACCEPTED
+        done = self._done_by_predecessor(request) if is_accepted else None
+        if not is_accepted and not self._catalog.requests.accept(self._lease.record, request.request_id):
+            return False
+        self._taken.add(request.request_id)
+        if done is not None:
+            self._attempts.answer(request.request_id, RequestStatus.COMPLETED, snapshot_id=done.snapshot_id)
+        return done is None
+
+    def _done_by_predecessor(self, request: RequestRecord) -> SnapshotRecord | None:
+        taken = self._catalog.snapshots.of_request(self._stream_id, request.request_id)
+        done = [snapshot for snapshot in taken if snapshot.completed_at_ms is not None]
+        if done and request.kind is RequestKind.STOP_WITH_SAVEPOINT:
+            # A query that was restarted after its savepoint has not stopped.
+            before = self._catalog.executions.of_stream(self._stream_id)
+            stopped = {each.execution_id for each in before if each.status is ExecutionStatus.FINISHED}
+            done = [snapshot for snapshot in done if snapshot.execution_id in stopped]
+        return done[0] if done else None
 
     def _close(self) -> None:
         try:

@@ -37,7 +37,7 @@ HolderIsOver = Callable[[LeaseRecord], bool]
 class AcquiredLease:
     """A lease. `predecessor` is the expired one, if its holder is not proven to have ended.
 
-    Every write carries `record`, and is refused once there is a higher token.
+    Every write carries `record`, and is refused once there is another holder.
     """
 
     record: LeaseRecord
@@ -79,7 +79,7 @@ def acquire(
             time.sleep(_LOOK_S)
             continue
         try:
-            take_over = present.token if present is not None and is_over else None
+            take_over = present if is_over else None
             taken = catalog.leases.acquire(stream_id, holder, ttl_ms, take_over=take_over, above=above)
             return AcquiredLease(taken, None if is_over else present)
         except LeaseHeldError:
@@ -208,7 +208,7 @@ class LeaseKeeper:
     def check(self) -> None:
         """Raise LeaseLostError if the catalog has another writer; for work that destroys nothing a successor uses."""
         with self._noting_a_loss():
-            self._catalog.leases.check(self._lease.stream_id, self._lease.token)
+            self._catalog.leases.check(self._lease)
 
     @contextmanager
     def _noting_a_loss(self) -> Iterator[None]:
@@ -230,10 +230,10 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
-        if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
+        if self._lost is None and not (_follows_query_stop_error(error) and self._jvm_may_run()):
             # Without the catalog, the lease expires.
             with suppress(CatalogError):
-                self._catalog.leases.release(self._lease.stream_id, self._lease.token)
+                self._catalog.leases.release(self._lease)
 
     def _jvm_may_run(self) -> bool:
         """Whether the query may still write; then the lease is not released."""
@@ -251,7 +251,7 @@ class LeaseKeeper:
             # The database starts counting after this moment.
             self._has_asked, asked_at = True, time.monotonic()
             try:
-                self._catalog.leases.renew(self._lease.stream_id, self._lease.token, self._ttl_ms)
+                self._catalog.leases.renew(self._lease, self._ttl_ms)
                 self._renewed_at, self._has_asked, wait_s = asked_at, False, usual_s
                 self._note_renewed()
             except LeaseLostError as error:
@@ -277,3 +277,17 @@ class LeaseKeeper:
         self._failing_since = None
         stream_id = self._lease.stream_id
         log_transition(stream_id, f"Renewed the lease of stream {stream_id} again, after {took_s:.0f} s")
+
+
+def _follows_query_stop_error(error: BaseException | None) -> bool:
+    """Whether an error is a QueryStopError, or was raised while one was handled."""
+    seen: list[BaseException] = []
+    unseen = [error]
+    while unseen:
+        each = unseen.pop()
+        if isinstance(each, QueryStopError):
+            return True
+        if each is not None and each not in seen:
+            seen.append(each)
+            unseen += [each.__cause__, each.__context__]
+    return False

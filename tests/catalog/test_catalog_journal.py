@@ -95,7 +95,7 @@ def test_batches_that_a_start_is_about_to_undo_are_forgotten_by_the_writer_alone
 
     assert catalog.journal.after("orders", 3) == planned(4, 5)
 
-    catalog.leases.release("orders", lease.token)
+    catalog.leases.release(lease)
     with pytest.raises(LeaseLostError):
         catalog.journal.forget_after(lease, 3)
 

@@ -154,7 +154,7 @@ def test_a_lease_that_is_taken_over_was_lost(catalog: Catalog, clock: ManualCloc
     taken = catalog.leases.acquire("orders", holder("a"), 1_000)
     clock.now_ms += 2_000
     taken = catalog.leases.acquire("orders", holder("b"), 1_000)
-    catalog.leases.acquire("orders", holder("c"), 1_000, take_over=taken.token)
+    catalog.leases.acquire("orders", holder("c"), 1_000, take_over=taken)
     assert (read(catalog, metrics.LEASES_LOST, "ended"), read(catalog, metrics.LEASES_LOST, "unproven")) == (1, 1)
 
 

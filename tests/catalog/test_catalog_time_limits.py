@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, make_url, text
 from stalling_proxy import StallingProxy
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import Holder
+from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER, call_limit_s
 from dagster_ckpt.errors import CatalogError
 
@@ -24,11 +24,11 @@ SLACK_S = 20.0
 
 HOLDER = Holder("execution", "run", "host", 1, process_start_ticks=1, boot_id="boot")
 
-CALLS: dict[str, Callable[[Catalog, int], object]] = {
-    "renew": lambda catalog, token: catalog.leases.renew("orders", token, TTL_MS),
-    "check": lambda catalog, token: catalog.leases.check("orders", token),
-    "release": lambda catalog, token: catalog.leases.release("orders", token),
-    "read": lambda catalog, _token: catalog.streams.get("orders"),
+CALLS: dict[str, Callable[[Catalog, LeaseRecord], object]] = {
+    "renew": lambda catalog, lease: catalog.leases.renew(lease, TTL_MS),
+    "check": lambda catalog, lease: catalog.leases.check(lease),
+    "release": lambda catalog, lease: catalog.leases.release(lease),
+    "read": lambda catalog, _lease: catalog.streams.get("orders"),
 }
 
 
@@ -100,14 +100,14 @@ class TestPostgresql:
         self, catalog: Catalog, proxy: StallingProxy, call: str
     ) -> None:
         current = catalog.leases.current("orders")
-        taken = catalog.leases.acquire("orders", HOLDER, TTL_MS, take_over=current and current.token)
+        taken = catalog.leases.acquire("orders", HOLDER, TTL_MS, take_over=current)
 
         proxy.stall()
-        took_s = seconds_until_it_fails(lambda: CALLS[call](catalog, taken.token))
+        took_s = seconds_until_it_fails(lambda: CALLS[call](catalog, taken))
 
         assert LIMIT_S * 0.9 <= took_s < LIMIT_S + SLACK_S
         proxy.resume()
-        catalog.leases.check("orders", taken.token)
+        catalog.leases.check(taken)
 
     def test_so_does_a_server_that_answers_no_new_connection(self, catalog: Catalog, proxy: StallingProxy) -> None:
         catalog.close()
@@ -151,8 +151,8 @@ class TestSqlite:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
 
-        took_s = seconds_until_it_fails(lambda: catalog.leases.renew("orders", taken.token, TTL_MS))
+        took_s = seconds_until_it_fails(lambda: catalog.leases.renew(taken, TTL_MS))
 
         other.close()
         assert LIMIT_S * 0.9 <= took_s < LIMIT_S + SLACK_S
-        catalog.leases.renew("orders", taken.token, TTL_MS)
+        catalog.leases.renew(taken, TTL_MS)

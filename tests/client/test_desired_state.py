@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
@@ -25,6 +26,7 @@ from dagster_ckpt.client.desired_state import decide
 from dagster_ckpt.client.managed_stream import Action, Adopt, Ask, ObservedStream, Run, Settle, StreamLife, Withdraw
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState, SnapshotKind
+from tests.support.manual_clock import ManualClock
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
 
@@ -65,6 +67,25 @@ def test_what_follows(case: dict[str, Any]) -> None:
         assert re.search(then["alert"], decision.alert or ""), decision
     else:
         assert decision.alert == (None if "alert" in then else row.alert), decision
+
+
+@pytest.mark.parametrize("retry_refused", [False, True])
+def test_an_upgrade_that_failed_for_good_is_started_again_by_who_sets_running_again(
+    tmp_path: Path, retry_refused: bool
+) -> None:
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=ManualClock(6000))
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
+    row = catalog.desired_states.ensure("orders", origin="a test")
+    upgrade = _upgrade({"phase": "UPGRADING", "started_at_ms": 2000})
+    assert catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+
+    row = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="a test", retry_refused=retry_refused)
+    failed = {"code_version": "2", "status": "FAILED", "ended_at_ms": 5000}
+    decision = decide(row, None, _policy({}), _seen({"life": "ENDED", "code_version": "2", "execution": failed}))
+
+    assert decision.upgrade is not None
+    assert (decision.upgrade.phase, decision.upgrade.old_execution_id) == (UpgradePhase.STARTING, "newest")
+    catalog.close()
 
 
 def _row(case: dict[str, Any]) -> DesiredRecord:

@@ -42,7 +42,7 @@ class Pair:
 
     def ends(self, status: ExecutionStatus, reason: str = "it was asked to") -> None:
         self.catalog.executions.end(self.lease, "first", status, reason, settled=True)
-        self.catalog.leases.release("orders", self.lease.token)
+        self.catalog.leases.release(self.lease)
 
     def loses_its_machine(self) -> None:
         with self.catalog.database.writing() as connection:

@@ -41,7 +41,7 @@ def main(url: str, stream_id: str) -> None:
         for request in catalog.requests.pending(stream_id):
             if request.kind in ENDS:
                 as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
-                catalog.leases.release(stream_id, lease.token)
+                catalog.leases.release(lease)
                 catalog.executions.settle(execution_id, ENDS[request.kind])
                 return
         time.sleep(0.1)

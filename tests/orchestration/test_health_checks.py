@@ -227,7 +227,7 @@ def test_a_stream_that_restores_for_long_is_not_taken_for_dead(
     lease = catalog.leases.acquire("orders", this_holder(execution.execution_id, "a run", None), 30_000)
     for _ in range(20):
         clock[0] += 20_000
-        catalog.leases.renew("orders", lease.token, 30_000)
+        catalog.leases.renew(lease, 30_000)
 
     assert everything(watch)["orders", "progress"].passed
 

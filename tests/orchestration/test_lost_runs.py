@@ -14,6 +14,7 @@ from orchestration_catalog import register
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, StartCause
+from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.orchestration.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
@@ -36,6 +37,7 @@ class Lost:
         self.catalog = catalog
         self.later_ms = 0
         self.silences = Silences(lambda: self.later_ms)
+        self.alerts: list[str] = []
 
     def run(
         self,
@@ -60,7 +62,7 @@ class Lost:
         """The runs found lost, among those observed for this long, once their heartbeats are old."""
         told = []
         for self.later_ms in [LIVELY_MS, LIVELY_MS + after_ms] if after_ms else [0]:
-            told += report_lost_runs(self.instance, self.catalog, {"orders"}, self.silences)
+            told += report_lost_runs(self.instance, self.catalog, {"orders", "broken"}, self.silences, self.alerts)
         return told
 
     def status(self, run_id: str) -> DagsterRunStatus:
@@ -100,6 +102,19 @@ def test_a_run_whose_process_is_gone_from_this_machine_ends_as_what_it_was_about
     assert run in message
     assert any("has ended without recording it" in entry.message for entry in lost.instance.all_logs(run))
     assert lost.look() == []
+
+
+def test_a_run_whose_lease_cannot_be_read_keeps_no_other_from_being_reported(lost: Lost) -> None:
+    register(lost.catalog, "broken")
+    broken, run = lost.run(stream_id="broken"), lost.run()
+    lost.catalog.leases.acquire("broken", replace(HERE, execution_id="x", run_id=broken), 1)
+    with lost.catalog.database.writing() as connection:
+        connection.execute(leases.update().values(host=None))
+    lost.execution(run)
+
+    assert len(lost.look()) == 1
+    assert (lost.status(run), lost.status(broken)) == (DagsterRunStatus.FAILURE, DagsterRunStatus.STARTED)
+    assert lost.alerts[0].startswith("broken: no action: The lease of stream 'broken' cannot be read: host is missing")
 
 
 def test_a_run_that_a_later_one_has_settled_is_recorded_as_over_too(lost: Lost) -> None:

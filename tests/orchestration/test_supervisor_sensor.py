@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.records import (
     LeaseRecord,
     StartCause,
 )
+from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.client.reconciliation import LAUNCH_MS
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.orchestration.run_status import (
@@ -304,7 +305,7 @@ def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supe
     lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
     assert supervised.tick() == []
 
-    supervised.catalog.leases.release("orders", lease.token)
+    supervised.catalog.leases.release(lease)
 
     assert [request.job_name for request in supervised.tick()] == ["apply_retention_job"]
 
@@ -318,10 +319,10 @@ def test_a_process_that_renews_its_lease_is_not_declared_dead_nor_replaced(
     lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
     current = LeaseRecords.current
 
-    def renewed_meanwhile(leases: LeaseRecords, stream_id: str) -> LeaseRecord | None:
-        found = current(leases, stream_id)
+    def renewed_meanwhile(records: LeaseRecords, stream_id: str) -> LeaseRecord | None:
+        found = current(records, stream_id)
         clock.now_ms += 1
-        leases.renew(stream_id, lease.token, 30_000)
+        records.renew(lease, 30_000)
         return found
 
     with monkeypatch.context() as patch:
@@ -345,6 +346,20 @@ def test_a_process_of_this_machine_that_holds_its_lease_is_not_declared_dead(sup
     assert supervised.tick() == []
 
     assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.RUNNING
+
+
+def test_a_lease_that_cannot_be_read_keeps_no_other_stream_from_its_restart(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tick failed, and with it each later one."""
+    for stream_id in ("orders", "shop.payments"):
+        supervised.execution(DagsterRunStatus.FAILURE, stream_id=stream_id)
+    supervised.catalog.leases.acquire("orders", HOST, 1)
+    with supervised.catalog.database.writing() as connection:
+        connection.execute(leases.update().values(host=None))
+
+    assert [request.tags[STREAM_ID_TAG] for request in supervised.tick()] == ["shop.payments"]
+    assert "orders: no action: The lease of stream 'orders' cannot be read: host is missing" in capfd.readouterr().err
 
 
 def test_one_stream_that_cannot_be_read_keeps_no_other_from_its_restart(

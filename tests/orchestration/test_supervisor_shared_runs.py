@@ -15,6 +15,7 @@ from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     RequestKind,
 )
+from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.orchestration.run_status import (
     STREAM_ID_TAG,
     report_canceling,
@@ -88,6 +89,18 @@ class TestSharedRuns:
         assert [request.tags[STREAM_ID_TAG] for request in requests] == ["orders"]
         assert executions.get(dead.execution_id).status is ExecutionStatus.FAILED
         assert executions.get(lives.execution_id) == lives
+
+    def test_a_lease_that_cannot_be_read_keeps_no_other_from_its_restart(
+        self, supervised: Supervised, clock: ManualClock, together: dg.DagsterRun
+    ) -> None:
+        supervised.catalog.leases.acquire("orders", HOST, 1)
+        with supervised.catalog.database.writing() as connection:
+            connection.execute(leases.update().values(host=None))
+        clock.now_ms += SLOW_START_MS + 1
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+
+        assert [request.tags[STREAM_ID_TAG] for request in supervised.tick()] == ["shop.payments"]
 
     def test_the_end_of_a_stream_with_a_run_of_its_own_is_waited_for(
         self, supervised: Supervised, clock: ManualClock, orders: StreamingAsset

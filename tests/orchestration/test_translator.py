@@ -218,7 +218,7 @@ def looked(region: Region) -> list[str]:
     silences = Silences(lambda: clock["ms"])
     told: list[str] = []
     for clock["ms"] in (LIVELY_MS, LIVELY_MS + SLOW_START_MS + 1):
-        told += report_lost_runs(region.instance, region.catalog, {"orders"}, silences)
+        told += report_lost_runs(region.instance, region.catalog, {"orders"}, silences, [])
     return told
 
 

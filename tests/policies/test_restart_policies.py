@@ -149,6 +149,30 @@ def test_its_jitter_is_drawn_from_what_it_is_given(caplog: pytest.LogCaptureFixt
     assert caplog.records == []
 
 
+HOUR_MS = 3_600_000
+FIXED = RestartStrategies.fixed_delay_restart(9, 60_000)
+
+
+@pytest.mark.parametrize("later_ms", [0, 5_000, 60_000])
+def test_a_failure_dated_by_a_clock_that_was_put_back_delays_nothing_until_then(later_ms: int) -> None:
+    """At each look of the sensor the delay ends at the same time."""
+    failed_ms = 98 * HOUR_MS
+    decision = decide_restart(FIXED, FailureHistory((failed_ms, 100 * HOUR_MS)), failed_ms + later_ms, Random(7))
+    assert decision == RestartAt(failed_ms + 60_000, "Restart attempt 2 of 9.")
+
+
+def test_one_that_has_no_other_before_it_is_not_waited_for() -> None:
+    decision = decide_restart(FIXED, FailureHistory((100 * HOUR_MS,)), 98 * HOUR_MS, Random(7))
+    assert decision == RestartAt(98 * HOUR_MS, "Restart attempt 1 of 9.")
+
+
+def test_failures_dated_ahead_keep_the_time_between_them() -> None:
+    rate = RestartStrategies.failure_rate_restart(1, HOUR_MS, 1_000)
+    failures = FailureHistory((10 * HOUR_MS, 98 * HOUR_MS, 100 * HOUR_MS))
+    assert isinstance(decide_restart(rate, failures, 97 * HOUR_MS, Random(7)), RestartAt)
+    assert isinstance(decide_restart(rate, failures, 98 * HOUR_MS - 1, Random(7)), RestartAt)
+
+
 def test_it_is_described_in_flinks_words_or_by_its_name() -> None:
     assert restart_description(RestartStrategies.no_restart()) == "Restart deactivated."
     assert restart_description(Raises()) == "Raises()"

@@ -398,8 +398,8 @@ def test_a_lease_lost_at_any_step_leaves_the_successors_import_alone(
                 held = new.catalog.leases.current(STREAM)
                 if held is not None:
                     holder = this_holder("new", "run", None)
-                    taken = new.catalog.leases.acquire(STREAM, holder, 10**9, take_over=held.token)
-                    new.catalog.leases.release(STREAM, taken.token)
+                    taken = new.catalog.leases.acquire(STREAM, holder, 10**9, take_over=held)
+                    new.catalog.leases.release(taken)
                 made.append(two.make(into=new))
             except CatalogError:
                 # The old one is in a transaction: it comes at the next step.

@@ -123,7 +123,7 @@ class Release:
         try:
             StreamRun(self.stream, request, acquired, keeper).until_the_end(str(uuid.uuid4()))
         finally:
-            catalog.leases.release(STREAM, lease.token)
+            catalog.leases.release(lease)
 
     @property
     def is_former(self) -> bool:

@@ -380,7 +380,7 @@ def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Sh
     # So that it is asked for again.
     assert not shelf.stream.catalog.executions.get("first").settled
 
-    shelf.stream.catalog.leases.release("orders", lease.token)
+    shelf.stream.catalog.leases.release(lease)
     apply_terminal_retention(shelf.stream, "first", CANCELED)
 
     assert not shelf.live.exists()
@@ -593,7 +593,7 @@ def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(she
     assert housekeeping(shelf.stream).live_directory_deleted is None
     assert shelf.live.exists()
 
-    shelf.stream.catalog.leases.release("orders", lease.token)
+    shelf.stream.catalog.leases.release(lease)
     assert housekeeping(shelf.stream).live_directory_deleted == shelf.stream.live_folder
     assert housekeeping(shelf.stream).live_directory_deleted is None
 
@@ -701,7 +701,7 @@ def test_a_snapshot_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> No
 def test_an_execution_that_has_lost_the_lease_marks_nothing_for_deletion(shelf: Shelf) -> None:
     snapshot = shelf.checkpoint()
     with keeping(shelf.stream.catalog) as lease:
-        shelf.stream.catalog.leases.release("orders", lease.record.token)
+        shelf.stream.catalog.leases.release(lease.record)
 
         with pytest.raises(LeaseLostError):
             discard(shelf.stream, [snapshot], reason="a test", lease=lease)
@@ -717,7 +717,7 @@ def test_an_execution_that_loses_the_lease_while_it_deletes_leaves_the_rest_to_i
     with keeping(shelf.stream.catalog) as lease:
 
         def losing(location: str, *, protected: Iterable[str] = ()) -> None:
-            shelf.stream.catalog.leases.release("orders", lease.record.token)
+            shelf.stream.catalog.leases.release(lease.record)
 
         monkeypatch.setattr(shelf.stream.store, "discard", losing)
         with pytest.raises(LeaseLostError):

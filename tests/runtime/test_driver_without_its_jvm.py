@@ -58,7 +58,7 @@ def test_it_ends_with_the_error_of_the_lost_lease(tmp_path: Path, monkeypatch: p
             lease = catalog.leases.current(STREAM)
             assert lease is not None
             successor = replace(HOLDER, run_id="the successor", host="another-machine")
-            catalog.leases.acquire(STREAM, successor, 60_000, take_over=lease.token)
+            catalog.leases.acquire(STREAM, successor, 60_000, take_over=lease)
             catalog.close()
             session.conf.is_gone = True
             raise ConnectionRefusedError(111, "Connection refused")

@@ -216,7 +216,7 @@ def test_the_snapshot_of_a_writer_that_was_replaced_is_not_recorded_and_its_byte
     catalog = stage.shelf.stream.catalog
     lease = catalog.leases.current(STREAM)
     assert lease is not None
-    catalog.leases.acquire(STREAM, Holder("another", "run", "host", 2, 1, "boot"), 60_000, take_over=lease.token)
+    catalog.leases.acquire(STREAM, Holder("another", "run", "host", 2, 1, "boot"), 60_000, take_over=lease)
 
     with pytest.raises(LeaseLostError, match="held by run run"):
         stage.end()

@@ -265,7 +265,7 @@ def test_a_lease_logs_trouble_once_and_its_loss_once(life: LoggedLife, caplog: p
             keeper._note_failure(keeper._renewed_at)
         keeper._note_renewed()
         keeper._note_renewed()
-        catalog.leases.acquire(STREAM, replace(HOLDER, run_id="successor"), 60_000, take_over=lease.token)
+        catalog.leases.acquire(STREAM, replace(HOLDER, run_id="successor"), 60_000, take_over=lease)
         for _ in range(2):
             with pytest.raises(LeaseLostError):
                 keeper.check()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client import requests
 from dagster_ckpt.errors import (
     CatalogError,
@@ -18,9 +19,11 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import run_request, supervision
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.run_request import EndKind
 from dagster_ckpt.values.durations import monotonic_ms
 from tests.support import verbs
+from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
 
@@ -380,3 +383,126 @@ def test_so_does_one_between_two_restarts(stage: Callable[..., Stage], monkeypat
 
     assert outcome.end.kind is EndKind.CANCEL_REQUESTED
     assert catalog.requests.get(asked[0]).status is RequestStatus.COMPLETED
+
+
+TRIGGERS = [RequestKind.CHECKPOINT, RequestKind.SAVEPOINT, RequestKind.STOP_WITH_SAVEPOINT]
+
+
+def accepted_by_the_dead(shelf: Shelf, kind: RequestKind) -> str:
+    request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+    assert as_writer(shelf.stream.catalog).requests.accept(request.request_id)
+    return request.request_id
+
+
+def answered(shelf: Shelf, request_id: str) -> Callable[[], bool]:
+    """Whether a request is answered; also True after much longer than that takes."""
+    since = monotonic_ms()
+
+    def is_answered() -> bool:
+        status = shelf.stream.catalog.requests.get(request_id).status
+        return status in (RequestStatus.COMPLETED, RequestStatus.FAILED) or monotonic_ms() > since + 20_000
+
+    return is_answered
+
+
+@pytest.mark.parametrize("kind", TRIGGERS)
+def test_what_a_process_accepted_before_it_died_is_carried_out_by_the_next_one(shelf: Shelf, kind: RequestKind) -> None:
+    """It stayed ACCEPTED forever, and an upgrade that waited for it in STOPPING."""
+    request_id = accepted_by_the_dead(shelf, kind)
+    is_answered = answered(shelf, request_id)
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(cause=StartCause.RESTART_NEW_RUN, interrupted=is_answered)
+
+    request = shelf.stream.catalog.requests.get(request_id)
+    assert request.status is RequestStatus.COMPLETED
+    [taken] = shelf.stream.catalog.snapshots.completed("orders")
+    assert request.snapshot_id == taken.snapshot_id
+    is_stop = kind is RequestKind.STOP_WITH_SAVEPOINT
+    assert outcome.end.kind is (EndKind.FINISHED if is_stop else EndKind.INTERRUPTED)
+
+
+@pytest.mark.parametrize("kind", TRIGGERS)
+def test_what_is_accepted_although_the_answer_of_the_catalog_was_lost_is_carried_out_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind
+) -> None:
+    monkeypatch.setattr(supervision, "REQUEST_POLL_MS", 0)
+    requests: Any = shelf.stream.catalog.requests
+    request_id = requests.submit("orders", kind, origin="a test").request_id
+    accept = requests.accept
+
+    def and_no_answer(*args: Any) -> None:
+        monkeypatch.setattr(requests, "accept", accept)
+        accept(*args)
+        raise CatalogError("the connection was closed")
+
+    monkeypatch.setattr(requests, "accept", and_no_answer)
+
+    Stage(shelf.stream, [PlayedQuery()]).run(interrupted=answered(shelf, request_id))
+
+    assert requests.get(request_id).status is RequestStatus.COMPLETED
+    assert len(shelf.stream.catalog.snapshots.of_stream("orders")) == 1
+
+
+def recorded_by_the_dead(shelf: Shelf, kind: RequestKind) -> tuple[str, str]:
+    """A request whose savepoint is recorded, and which is not answered."""
+    request_id, savepoint = accepted_by_the_dead(shelf, kind), shelf.savepoint("before")
+    with shelf.stream.catalog.database.writing() as connection:
+        of_request = snapshots.update().where(snapshots.c.snapshot_id == savepoint.snapshot_id)
+        connection.execute(of_request.values(request_id=request_id))
+    return request_id, savepoint.snapshot_id
+
+
+@pytest.mark.parametrize("kind", [RequestKind.SAVEPOINT, RequestKind.STOP_WITH_SAVEPOINT])
+def test_what_a_process_carried_out_before_it_died_is_only_answered(shelf: Shelf, kind: RequestKind) -> None:
+    request_id, savepoint = recorded_by_the_dead(shelf, kind)
+    as_writer(shelf.stream.catalog).executions.end("first", ExecutionStatus.FINISHED, "stopped with a savepoint")
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(interrupted=answered(shelf, request_id))
+
+    request = shelf.stream.catalog.requests.get(request_id)
+    assert (request.status, request.snapshot_id) == (RequestStatus.COMPLETED, savepoint)
+    assert [each.snapshot_id for each in shelf.stream.catalog.snapshots.of_stream("orders")] == [savepoint]
+    assert outcome.end.kind is EndKind.INTERRUPTED
+
+
+def test_a_stop_after_whose_savepoint_the_stream_was_restarted_stops_it(shelf: Shelf) -> None:
+    request_id, savepoint = recorded_by_the_dead(shelf, RequestKind.STOP_WITH_SAVEPOINT)
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(
+        cause=StartCause.RESTART_NEW_RUN, interrupted=answered(shelf, request_id)
+    )
+
+    assert outcome.end.kind is EndKind.FINISHED
+    assert shelf.stream.catalog.requests.get(request_id).snapshot_id not in (None, savepoint)
+
+
+def test_what_is_not_answered_when_a_query_fails_is_carried_out_by_its_restart_in_place(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.stream = replace(shelf.stream, restart=RestartStrategies.fixed_delay_restart(1, 0))
+    catalog: Any = shelf.stream.catalog
+    request_id = asked_to_stop(shelf)
+    failing, play = PlayedQuery(), Stage(shelf.stream, [])
+    play.queries = [failing, PlayedQuery()]
+    accept, resolve = catalog.requests.accept, catalog.requests.resolve
+
+    def and_fail(*args: Any) -> bool:
+        failing.error = "boom"
+        return bool(accept(*args))
+
+    def away_at_first(*args: Any, **how: Any) -> bool:
+        if len(play.started_in) == 1:
+            raise CatalogError("the database is away")
+        return bool(resolve(*args, **how))
+
+    def no_boundary(_runner: object, _running: object) -> bool:
+        return len(play.started_in) == 2
+
+    monkeypatch.setattr(AttemptRunner, "_at_boundary", no_boundary)
+    monkeypatch.setattr(catalog.requests, "accept", and_fail)
+    monkeypatch.setattr(catalog.requests, "resolve", away_at_first)
+
+    outcome = play.run(interrupted=answered(shelf, request_id))
+
+    assert (len(play.started_in), outcome.end.kind) == (2, EndKind.FINISHED)
+    assert catalog.requests.get(request_id).status is RequestStatus.COMPLETED

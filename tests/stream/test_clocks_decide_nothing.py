@@ -226,4 +226,4 @@ def test_nobody_takes_a_lease_over(shelf: Shelf, off: Callable[[], Any]) -> None
     with off(), pytest.raises(LeaseHeldError):
         acquire(shelf.stream.catalog, STREAM, this_holder("second", "another run", None))
 
-    shelf.stream.catalog.leases.check(STREAM, held.token)
+    shelf.stream.catalog.leases.check(held)

@@ -145,7 +145,7 @@ def test_so_does_one_that_is_refused_and_gives_the_lease_back(
 ) -> None:
     expire(stream, clock, ELSEWHERE)
     second = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
-    stream.catalog.leases.release(STREAM, second.record.token)
+    stream.catalog.leases.release(second.record)
 
     assert not acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS).predecessor_ended
 
@@ -177,7 +177,7 @@ def test_who_has_lost_the_lease_fences_nothing(history: History, stream: StreamH
     expire(stream, clock, replace(ELSEWHERE, execution_id="a third"))
 
     with pytest.raises(LeaseLostError):
-        fence_predecessor(stream, mine, still_mine=lambda: stream.catalog.leases.check(STREAM, mine.record.token))
+        fence_predecessor(stream, mine, still_mine=lambda: stream.catalog.leases.check(mine.record))
 
     assert LiveDirectory(str(history.shelf.live)).fenced_at() is None
 
@@ -299,7 +299,7 @@ class TestTheJvmOfAHungHolder:
         jvm = spawn()
         before = expire(stream, clock, jvm.as_jvm())
         seen = stream.catalog.leases.current(STREAM)
-        stream.catalog.leases.release(STREAM, before.record.token)
+        stream.catalog.leases.release(before.record)
         taken = stream.catalog.leases.acquire(STREAM, ME, TTL_MS)
         fence_predecessor(stream, AcquiredLease(taken, predecessor=seen))
 

@@ -68,7 +68,7 @@ def test_what_is_fenced_goes_with_the_clean_up_after_a_later_end(history: Histor
     stream = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).stream
     acquired = acquire(stream.catalog, STREAM, this_holder("mine", "my run", None))
     fence_predecessor(stream, acquired)
-    stream.catalog.leases.release(STREAM, acquired.record.token)
+    stream.catalog.leases.release(acquired.record)
 
     apply_terminal_retention(stream, "first", TerminalState.CANCELED)
 

@@ -301,7 +301,7 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(catalog: Catalog, spa
     taken = [event for event in catalog.events.after(0) if event.type is EventType.LEASE_TAKEN_OVER]
     assert [event.payload["from_run"] for event in taken] == ["run-before"]
     with pytest.raises(LeaseLostError, match="run-me"):
-        catalog.leases.renew(STREAM, before.token, TTL_MS)
+        catalog.leases.renew(before, TTL_MS)
 
 
 def test_the_lease_of_a_live_process_is_refused_and_its_holder_named(
@@ -385,7 +385,7 @@ def test_a_keeper_notices_that_another_execution_took_the_lease(
 ) -> None:
     lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
     with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
-        successor = catalog.leases.acquire(STREAM, holder_of(spawn()), TTL_MS, take_over=lease.token)
+        successor = catalog.leases.acquire(STREAM, holder_of(spawn()), TTL_MS, take_over=lease)
         lost = wait_for_loss(keeper)
         assert "run-before" in str(lost)
         with pytest.raises(LeaseLostError, match="one writer"):
@@ -478,12 +478,12 @@ class TestAnExpiredLeaseOfALivingProcess:
     ) -> None:
         theirs = catalog.leases.acquire(STREAM, holder_of(spawn()), 30_000)
         clock.now_ms += 86_400_000
-        passing.then = lambda: catalog.leases.renew(STREAM, theirs.token, 30_000)
+        passing.then = lambda: catalog.leases.renew(theirs, 30_000)
 
         with pytest.raises(LeaseHeldError, match="run run-before"):
             acquire(catalog, STREAM, ME, ttl_ms=30_000)
 
-        catalog.leases.check(STREAM, theirs.token)
+        catalog.leases.check(theirs)
 
     def test_is_taken_over_once_it_is_not_renewed_for_as_long_as_it_lasts(
         self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing

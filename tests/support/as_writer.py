@@ -26,7 +26,7 @@ def holding(catalog: Catalog, stream_id: str = "orders") -> Iterator[LeaseRecord
     try:
         yield lease
     finally:
-        catalog.leases.release(stream_id, lease.token)
+        catalog.leases.release(lease)
 
 
 @contextmanager

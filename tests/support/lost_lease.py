@@ -135,14 +135,13 @@ class Successor:
         try:
             with hardly_waiting(self.stream.catalog.database):
                 before = leases.current(stream_id)
-                token = before.token if before is not None else None
-                self.lease = leases.acquire(stream_id, NEW, LONG_MS, take_over=token)
+                self.lease = leases.acquire(stream_id, NEW, LONG_MS, take_over=before)
         except CatalogError:
             # The old one is in a transaction that holds the lease.
             return False
         try:
             if self.is_fork:
-                leases.release(stream_id, self.lease.token)
+                leases.release(self.lease)
                 make_fork(self.scene.process())
                 self.lease = leases.acquire(stream_id, NEW, LONG_MS)
             self._works(self.lease)

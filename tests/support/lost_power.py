@@ -83,7 +83,7 @@ def without_lease(stream: StreamHandle) -> None:
     """The process that held it is dead, or gave it back: who comes next waits for its end."""
     current = stream.catalog.leases.current(stream.stream_id)
     if current is not None:
-        stream.catalog.leases.release(current.stream_id, current.token)
+        stream.catalog.leases.release(current)
 
 
 def _not_over(stream: StreamHandle, live: LiveDirectory, batch_id: int | None) -> list[str]:

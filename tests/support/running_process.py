@@ -59,7 +59,7 @@ class RunningProcess:
                     asked = request.request_id
                     if self.catalog.executions.end(self.lease, "first", *stopped, settled=True, request_id=asked):
                         self._after_the_stop()
-                        self.catalog.leases.release(STREAM, self.lease.token)
+                        self.catalog.leases.release(self.lease)
                 elif request.kind is RequestKind.START and not request.arguments.get(HANDS_OVER):
                     self._start(request)
 

@@ -53,7 +53,7 @@ class StreamProgram:
     def stop(self) -> None:
         end = as_writer(self._catalog, STREAM).executions.end
         end(self._execution_id, ExecutionStatus.SUSPENDED, "it was asked to", settled=True)
-        self._catalog.leases.release(STREAM, self._lease.token)
+        self._catalog.leases.release(self._lease)
 
     def end(self) -> None:
         self._over.set()

@@ -86,7 +86,7 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
             acquired = AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended))
             StreamRun(stream, asked, acquired, keeper).until_the_end("next")
         finally:
-            stream.catalog.leases.release(stream.stream_id, lease.token)
+            stream.catalog.leases.release(lease)
 
     return work
 

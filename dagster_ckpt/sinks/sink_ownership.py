@@ -175,7 +175,10 @@ def _to_batch(facts: SinkFacts) -> Verdict | Refusal:
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
     if _is_half_started(facts):
         return Verdict.BEGIN
-    return Verdict.ROLL_BACK if facts.ours else Refusal.ANOTHERS_LOG
+    if not facts.ours:
+        return Refusal.ANOTHERS_LOG
+    # Rolling back brings no batch into a log that ends before it.
+    return Verdict.ROLL_BACK if facts.last >= facts.batch_id else Refusal.LOG_ELSEWHERE
 
 
 def _empty(facts: SinkFacts) -> Verdict | Refusal:

@@ -165,7 +165,7 @@ class DeltaLog:
             return DeltaPlan(self.newest, reaches_back=False)
         # A table that was emptied holds no row of an older version.
         wanted = -1 if wanted is None else wanted
-        at, target = self.newest, None
+        at, target, undone_by = self.newest, None, None
         others: list[int] = []
         foreign: list[int] = []
         while at > wanted:
@@ -182,15 +182,19 @@ class DeltaLog:
             if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
                 target, others = wanted, [*others, *foreign]
                 break
-            if target is None and commit.restored_to is not None and wanted >= 0:
-                return DeltaPlan(self.newest, undone_by=at, wanted=wanted)
+            if commit.restored_to is not None:
+                # Others went back to before `wanted`: only `target` is undone without what they removed.
+                undone_by = at if self.commit(wanted).batch_of(own) is not None else None
+                break
             if commit.batch_of(own) is not None:
                 target, others, foreign = at - 1, [*others, *foreign], []
             elif commit.changes:
                 foreign.append(at)
             at -= 1
         deleted = self._vacuumed(target) if target is not None and target >= 0 else ()
-        return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
+        return DeltaPlan(
+            self.newest, target, tuple(sorted(others)), undone_by=undone_by, wanted=wanted, deleted=deleted
+        )
 
     def last_batch(self, query_id: str) -> int | None:
         """Return the newest batch of a query, even an undone one."""

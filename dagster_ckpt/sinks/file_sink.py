@@ -46,7 +46,7 @@ _SUCCESS = "_SUCCESS"
 # Paths that only another file sink or a table of Delta, Hudi or Iceberg has.
 _ANOTHERS = re.compile(r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|metadata/[^/]+\.metadata\.json$)")
 _NAMED = 5
-# Other formats with a path (Delta, Iceberg) keep their own record of batches.
+# Other formats with a path (Delta, Iceberg) keep their own record of batches, or are `NamedOutput.of_files`.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 _AS_TEXT = ("csv", "json", "text", "xml")
 _NOT_OF_FILES = ("path", "checkpointlocation")

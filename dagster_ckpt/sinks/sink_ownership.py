@@ -244,6 +244,10 @@ class NamedSinks:
         if sink is None and output.place is None:
             same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
             return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
+        if sink is None and output.place is not None:
+            # A format that is not known may be one that Spark writes with its file sink.
+            folder = FileSink.at(output.place)
+            sink = next((each for each in (*last_sinks, *noted) if folder.is_same(each)), None)
         return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)
 
     def names(self, sink: Sink) -> bool:

@@ -77,6 +77,36 @@ def test_a_branch_that_may_keep_what_main_had_is_not_taken_for_the_streams(tmp_p
         table.check_roll_back(RollBack(2, query_id="query", query_ids=["query"]))
 
 
+@pytest.mark.parametrize(
+    ("branches", "advice"),
+    [
+        ({"audit": 3}, "CREATE OR REPLACE BRANCH `audit` AS OF VERSION 2"),
+        ({}, r"CALL lake.system.set_current_snapshot\('orders', 2\)"),
+    ],
+    ids=["still there", "dropped"],
+)
+def test_main_is_not_moved_back_if_the_stream_writes_to_a_branch_that_was_published(
+    tmp_path: Path, branches: dict[str, int], advice: str
+) -> None:
+    """`fast_forward` makes the newest snapshot of the branch that of main."""
+    table = iceberg_table(tmp_path)
+    path = tmp_path / "metadata" / "v1.metadata.json"
+    own = {"spark.sql.streaming.queryId": "query", "operation": "append"}
+    snapshots = [
+        {"snapshot-id": batch + 1, "parent-snapshot-id": batch, "timestamp-ms": batch * 100_000}
+        | {"summary": {**own, "spark.sql.streaming.epochId": str(batch)} if batch else {"operation": "append"}}
+        for batch in range(3)
+    ]
+    log = [{"snapshot-id": 1, "timestamp-ms": 0}, {"snapshot-id": 3, "timestamp-ms": 250_000}]
+    refs = {name: {"snapshot-id": head, "type": "branch"} for name, head in {"main": 3, **branches}.items()}
+    metadata = {"current-snapshot-id": 3, "snapshots": snapshots, "refs": refs, "snapshot-log": log}
+    path.write_text(json.dumps(metadata))
+
+    assert table.forecast(Replay(to_batch=1, query_id="query", query_ids=["query"])).effect is SinkEffect.IRREVERSIBLE
+    with pytest.raises(SinkRollbackError, match=advice):
+        table.check_roll_back(RollBack(1, query_id="query", query_ids=["query"]))
+
+
 @pytest.mark.parametrize("made", [lambda folder: delta_table(folder, range(3, 6)), iceberg_table])
 def test_a_table_of_which_too_little_is_known_is_left_to_a_start_with_a_new_query_id(
     tmp_path: Path, made: Callable[[Path], Sink]

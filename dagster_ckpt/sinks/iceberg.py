@@ -47,7 +47,8 @@ from dagster_ckpt.spark.query.table_sources import iceberg_offset
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
+# A folder, which may contain " at ", is a table of its own; only a name of a catalog has a location.
+_NAME = re.compile(r"IcebergTable\[(?P<table>[^/]+?|.+)( at (?P<location>\S*/.*))?\]")
 # Spark's name for a table if its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
 _NO_CATALOG = Obstacle(SinkEffect.UNKNOWN, "Only a Spark session with its catalog can read it: the start decides.")

@@ -12,7 +12,9 @@ import pytest
 from dagster_ckpt.errors import SinkRollbackError
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.iceberg import IcebergTable
+from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, newest_batch
+from dagster_ckpt.spark.query.output import iceberg_name
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,25 @@ def test_an_iceberg_table_is_looked_for_in_its_folder(tmp_path: Path) -> None:
 
     assert newest_batch(table, "query") is None
     assert forecast.effect is SinkEffect.EXACT, forecast
+
+
+@pytest.mark.parametrize(
+    ("table", "location"),
+    [
+        ("lake.orders", None),
+        ("lake.orders", "file:/lake/orders"),
+        ("lake.orders", "s3://lake/sales at home"),
+        ("lake.sales at home", None),
+        ("lake.sales at home", "/lake/sales"),
+        ("/lake/sales at home", None),
+        ("s3://lake/sales at home/orders", None),
+    ],
+)
+def test_an_iceberg_table_is_known_again_by_its_recorded_name(table: str, location: str | None) -> None:
+    found = sink_of(iceberg_name(table, location))
+
+    assert isinstance(found, IcebergTable)
+    assert (found.table, found.location) == (table, location)
 
 
 def test_a_branch_that_may_keep_what_main_had_is_not_taken_for_the_streams(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.sinks import delta_log
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.registry import sink_of
@@ -25,7 +28,7 @@ def _no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 def delta_table(folder: Path, batches: range) -> DeltaTable:
     """A table whose version of each of these batches is in its log, and no other."""
     log = folder / "_delta_log"
-    log.mkdir()
+    log.mkdir(exist_ok=True)
     for batch in batches:
         actions = [{"txn": {"appId": "query", "version": batch}}, {"add": {"path": f"{batch}", "dataChange": True}}]
         (log / f"{batch:020}.json").write_text("\n".join(map(json.dumps, actions)))
@@ -56,6 +59,29 @@ def test_the_log_of_a_delta_table_is_read(tmp_path: Path) -> None:
 
     assert newest_batch(table, "query") == 2
     assert forecast.effect is SinkEffect.EXACT, forecast
+
+
+def test_a_commit_that_is_deleted_while_the_log_is_read_is_not_taken_for_a_missing_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Delta does with old commits when any writer writes a checkpoint."""
+    table = delta_table(tmp_path, range(3))
+    listed = delta_log._versions
+
+    def versions(files: FileIO) -> set[int]:
+        found = listed(files)
+        (tmp_path / "_delta_log" / f"{0:020}.json").unlink(missing_ok=True)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_log, "_versions", versions)
+        forecast = table.forecast(Replay(to_batch=-1, query_id="query", query_ids=["query"]))
+        delta_table(tmp_path, range(1))
+        with pytest.raises(StorageAccessError, match="was deleted while the log was read"):
+            table.roll_back(RollBack(-1, query_id="query", query_ids=["query"]), nullcontext)
+
+    assert forecast.effect is SinkEffect.UNREACHABLE
+    assert table.forecast(Replay(to_batch=-1, query_id="query", query_ids=["query"])).effect is SinkEffect.LOSE
 
 
 def test_an_iceberg_table_is_looked_for_in_its_folder(tmp_path: Path) -> None:

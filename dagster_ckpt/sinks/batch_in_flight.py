@@ -155,7 +155,7 @@ def settle_in_flight(
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
     for each in to_roll_back:
-        to = RollBack(each.batch_id, query_id=live_query_id(live), query_ids=query_ids)
+        to = RollBack(each.batch_id, query_id=live_query_id(live), query_ids=query_ids, in_flight=True)
         each.sink.check_roll_back(to)
         before_roll_back(each.batch_id)
         roll_back(each.sink, to, still_mine)

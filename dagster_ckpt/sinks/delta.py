@@ -300,7 +300,8 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
 
 
 def _obstacle(found: DeltaPlan, to: RollBack, table: str) -> Obstacle | None:
-    if found.undone_by is not None:
+    goes_on_without = found.version is not None and (to.accepts_loss or to.in_flight)
+    if found.undone_by is not None and not goes_on_without:
         return Obstacle(
             SinkEffect.LOSE,
             f"Version {found.undone_by} took the table back to before batch {to.batch_id}, and this stream did not do "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID, query_of
 from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
@@ -118,7 +118,10 @@ class UndoneAhead:
 
 
 class DeltaLog:
-    """The JSON commits of a table, each read once; FileNotFoundError if there are none."""
+    """The JSON commits of a table, each read once.
+
+    FileNotFoundError if there are none; later StorageAccessError if one is deleted before it is read.
+    """
 
     def __init__(self, table: FileIO) -> None:
         self._table = table
@@ -165,7 +168,7 @@ class DeltaLog:
             return DeltaPlan(self.newest, reaches_back=False)
         # A table that was emptied holds no row of an older version.
         wanted = -1 if wanted is None else wanted
-        at, target = self.newest, None
+        at, target, undone_by = self.newest, None, None
         others: list[int] = []
         foreign: list[int] = []
         while at > wanted:
@@ -182,15 +185,19 @@ class DeltaLog:
             if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
                 target, others = wanted, [*others, *foreign]
                 break
-            if target is None and commit.restored_to is not None and wanted >= 0:
-                return DeltaPlan(self.newest, undone_by=at, wanted=wanted)
+            if commit.restored_to is not None:
+                # Others went back to before `wanted`: only `target` is undone without what they removed.
+                undone_by = at if self.commit(wanted).batch_of(own) is not None else None
+                break
             if commit.batch_of(own) is not None:
                 target, others, foreign = at - 1, [*others, *foreign], []
             elif commit.changes:
                 foreign.append(at)
             at -= 1
         deleted = self._vacuumed(target) if target is not None and target >= 0 else ()
-        return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
+        return DeltaPlan(
+            self.newest, target, tuple(sorted(others)), undone_by=undone_by, wanted=wanted, deleted=deleted
+        )
 
     def last_batch(self, query_id: str) -> int | None:
         """Return the newest batch of a query, even an undone one."""
@@ -317,7 +324,7 @@ class DeltaLog:
             return [action[kind] for action in self._lines(version) if kind in action]
 
     def _lines(self, version: int) -> Iterator[Any]:
-        text = self._table.read(f"{LOG}/{version:020}.json").decode("utf-8", "replace")
+        text = _commit_text(self._table, version)
         return (from_json(line) for line in text.splitlines() if line.strip())
 
     def _reading(self, version: int) -> AbstractContextManager[None]:
@@ -360,9 +367,21 @@ def _versions(table: FileIO) -> set[int]:
     return versions
 
 
+def _commit_text(table: FileIO, version: int) -> str:
+    name = f"{LOG}/{version:020}.json"
+    try:
+        return table.read(name).decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        # Only a log without commits means that there is no table.
+        raise StorageAccessError(
+            f"{table.url}/{name} was deleted while the log was read: Delta deletes old commits "
+            "(delta.logRetentionDuration). Start again."
+        ) from error
+
+
 def _read(table: FileIO, version: int) -> DeltaCommit:
     name = f"{LOG}/{version:020}.json"
-    text = table.read(name).decode("utf-8", "replace")
+    text = _commit_text(table, version)
     with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}. Repair the table.")):
         actions = [from_json(line) for line in text.splitlines() if line.strip()]
         found = [action for action in actions if isinstance(action, dict)]
@@ -394,7 +413,7 @@ def _restored_to(parameters: Mapping[str, Any]) -> int:
 
 def _identity_in(table: FileIO, version: int) -> str | None:
     name = f"{LOG}/{version:020}"
-    for action in map(from_json, table.read(f"{name}.json").decode("utf-8", "replace").splitlines()):
+    for action in map(from_json, _commit_text(table, version).splitlines()):
         metadata = action.get("metaData") if isinstance(action, dict) else None
         if isinstance(metadata, dict) and metadata.get("id"):
             return str(metadata["id"])

@@ -28,7 +28,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     roll_back,
     url_of,
 )
-from dagster_ckpt.sinks.file_sink_repair import damaged_log, examine_log, missing_part_files
+from dagster_ckpt.sinks.file_sink_repair import damaged_log, examine_log, missing_of_left_timeline, missing_part_files
 from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_ids, existing_files
@@ -46,7 +46,7 @@ _SUCCESS = "_SUCCESS"
 # Paths that only another file sink or a table of Delta, Hudi or Iceberg has.
 _ANOTHERS = re.compile(r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|metadata/[^/]+\.metadata\.json$)")
 _NAMED = 5
-# Other formats with a path (Delta, Iceberg) keep their own record of batches.
+# Other formats with a path (Delta, Iceberg) keep their own record of batches, or are `NamedOutput.of_files`.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 _AS_TEXT = ("csv", "json", "text", "xml")
 _NOT_OF_FILES = ("path", "checkpointlocation")
@@ -143,13 +143,16 @@ class FileSink(Sink):
                     f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
                 )
-            elif damaged_log(self.folder, entries) is not None and (gone := missing_part_files(self.folder, entries)):
-                return self.told(
-                    SinkEffect.LOSE,
-                    f"Its log is damaged, and {len(gone)} files that it listed up to batch {replay.to_batch} are not "
-                    f"there with their lengths: {', '.join(gone[:_NAMED])}.",
-                    "Put these files back, or start from a snapshot before their batches.",
-                )
+            else:
+                damage = "Its log is damaged, and " if damaged_log(self.folder, entries) is not None else ""
+                gone = (missing_part_files if damage else missing_of_left_timeline)(self.folder, entries)
+                if gone:
+                    return self.told(
+                        SinkEffect.LOSE,
+                        f"{damage}{len(gone)} files that the snapshot lists up to batch {replay.to_batch} are not "
+                        f"there with their lengths: {', '.join(gone[:_NAMED])}.",
+                        "Put these files back, or start from a snapshot before their batches.",
+                    )
         except StorageAccessError as error:
             return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         except CkptError as error:

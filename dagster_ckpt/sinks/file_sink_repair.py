@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice
+from itertools import dropwhile, islice
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
@@ -88,6 +88,19 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
     return _absent(open_file_io(path), _Noted.of(captured, path).files)
+
+
+def missing_of_left_timeline(path: str, captured: Sequence[SinkEntry]) -> list[str]:
+    """Name the files in a snapshot that neither the log now lists nor exist.
+
+    The retention time of a sink drops only the oldest files, so those before the first that it still lists are not
+    looked for.
+    """
+    noted = _Noted.of(captured, path)
+    at_hand = read_log_at_hand(path, noted.last)
+    listed_now = {bare(file) for file in at_hand.up_to | at_hand.later}
+    kept = list(dropwhile(lambda name: name not in listed_now, noted.files))
+    return _absent(open_file_io(path), {name: noted.files[name] for name in kept if name not in listed_now})
 
 
 @dataclass(frozen=True)

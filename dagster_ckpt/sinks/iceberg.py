@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.iceberg_history import (
+    DROPPED,
     EMPTIED,
     FENCE,
     MAIN,
@@ -46,7 +47,8 @@ from dagster_ckpt.spark.query.table_sources import iceberg_offset
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
+# A folder, which may contain " at ", is a table of its own; only a name of a catalog has a location.
+_NAME = re.compile(r"IcebergTable\[(?P<table>[^/]+?|.+)( at (?P<location>\S*/.*))?\]")
 # Spark's name for a table if its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
 _NO_CATALOG = Obstacle(SinkEffect.UNKNOWN, "Only a Spark session with its catalog can read it: the start decides.")
@@ -181,20 +183,23 @@ class IcebergTable(TableSink):
     def _planned(self, history: IcebergHistory, to: RollBack, opened: OpenIcebergTable | None = None) -> TablePlan:
         found, (catalog, table) = history.plan(to), self._quoted
         target = found.snapshot_id
+        command = (
+            f"DELETE FROM {catalog}.{table}"
+            if target is None
+            else f"CALL {catalog}.system.set_current_snapshot('{table}', {target})"
+        )
         return TablePlan(
             moves=found.moves,
             how="All rows of the table are deleted"
             if target is None
             else f"Snapshot {target} of the table becomes the current one",
-            command=f"DELETE FROM {catalog}.{table}"
-            if target is None
-            else f"CALL {catalog}.system.set_current_snapshot('{table}', {target})",
+            command=command,
             others=f"snapshots {', '.join(map(str, found.others))}" if found.others else "",
-            obstacle=self._obstacle(found, to.batch_id),
+            obstacle=self._obstacle(found, to.batch_id, command),
             basis=(opened, found),
         )
 
-    def _obstacle(self, found: IcebergPlan, batch_id: int) -> Obstacle | None:
+    def _obstacle(self, found: IcebergPlan, batch_id: int, command: str) -> Obstacle | None:
         catalog, table = self._quoted
         name, branch, head = f"{catalog}.{table}", found.branch, found.snapshot_id
         if not found.reaches_back and branch is not None:
@@ -220,6 +225,13 @@ class IcebergTable(TableSink):
             )
         if branch is None or not found.moves:
             return None
+        if branch == DROPPED:
+            return Obstacle(
+                SinkEffect.IRREVERSIBLE,
+                f"The stream has written to a branch of the Iceberg table {self.table}, which was published to main "
+                f"and dropped. Batches after {batch_id} are in main, which is not changed.",
+                f"To undo them in main, run: {command}. Then start again.",
+            )
         replace = f"ALTER TABLE {name} CREATE OR REPLACE BRANCH `{branch}` AS OF VERSION {head}"
         return Obstacle(
             SinkEffect.IRREVERSIBLE,

@@ -22,6 +22,7 @@ from dagster_ckpt.values.safe_parsing import inflated, number_in, reading
 METADATA_FOLDER = "metadata"
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 MAIN = "main"
+DROPPED = ""
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
 _TOTAL_ROWS = "total-records"
@@ -56,7 +57,8 @@ class IcebergPlan:
     Attributes:
         snapshot_id: Snapshot to make current; None deletes all rows. Without `reaches_back`, the newest of the branch.
         reaches_back: Whether the remaining snapshots are sufficient to decide.
-        branch: Branch of the stream; None for main. Not certain without `reaches_back`.
+        branch: Branch of the stream; None for main, `DROPPED` if it was dropped after main got its snapshots. Not
+            certain without `reaches_back`.
     """
 
     moves: bool = False
@@ -107,6 +109,7 @@ class IcebergHistory:
         self.uuid = uuid
         self._branches = dict(branches or {})
         self._of_main = frozenset(entry.snapshot for entry in main_log)
+        self._main_log = frozenset((entry.snapshot, entry.at_ms) for entry in main_log)
         self._log_begins_ms = main_log[0].at_ms if main_log else None
         self._snapshots = {snapshot.id: snapshot for snapshot in snapshots}
         # Java writes -1 where there is none.
@@ -172,7 +175,8 @@ class IcebergHistory:
         if branch is not None and not self._is_in_reach_of_log(newest):
             return IcebergPlan(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
         if branch is not None:
-            on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
+            head = self._current.id if branch == DROPPED and self._current is not None else self._branches[branch]
+            on_branch = IcebergHistory(head, self._snapshots.values())
             return replace(on_branch.plan(to), branch=branch)
         wanted = self._holding(own, to.query_id, to.batch_id)
         if wanted is None or wanted.id in {each.id for each in self._from(self._current)}:
@@ -183,7 +187,7 @@ class IcebergHistory:
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
-        """Return the branch (None: main) that alone has the stream's newest batch, and its commit time."""
+        """Return the branch (None: main) to which the stream writes, and the commit time of its newest batch there."""
 
         def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
             batches = (each for each in self._from(head) if each.batch_of(own) is not None)
@@ -192,8 +196,25 @@ class IcebergHistory:
         # A branch may keep what was undone on main.
         found = {name: newest(self._snapshots.get(head), or_of_main=False) for name, head in self._branches.items()}
         name = max(found, key=found.__getitem__, default=None)
-        of_main = newest(self._current, or_of_main=True)
-        return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
+        of_main, published = newest(self._current, or_of_main=True), self._published(own)
+        if name is not None and found[name] > of_main:
+            return name, found[name]
+        if published < 0:
+            return None, of_main
+        # A person may have brought the branch back.
+        return (name if name is not None and self._is_in_reach_of_log(found[name]) else DROPPED), published
+
+    def _published(self, own: Collection[str]) -> int:
+        """Return when the newest batch was committed that main got from a branch (`fast_forward`); -1 if none.
+
+        A snapshot that was committed on main is in the log of main, with its own time. Where the newest batch is one,
+        the stream writes to main.
+        """
+        batches = [each for each in self._from(self._current) if each.batch_of(own) is not None]
+        if batches and (batches[0].id, batches[0].at_ms) in self._main_log:
+            return -1
+        found = (each.at_ms for each in batches if each.id not in self._of_main)
+        return max((at_ms for at_ms in found if self._is_in_reach_of_log(at_ms)), default=-1)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS

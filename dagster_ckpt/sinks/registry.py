@@ -151,7 +151,8 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
     if output is None or output.place is None:
         return None
     names = (kind.name_of(output.format, output.place) for kind in (*_registered, *_BUILT_IN))
-    return next((sink_of(name) for name in names if name is not None), None)
+    sink = next((sink_of(name) for name in names if name is not None), None)
+    return FileSink.at(output.place) if sink is None and output.of_files else sink
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:

@@ -118,6 +118,7 @@ class RollBack:
         may_repeat: Whether a new query id was requested: a table with later writes of others stays as it is, and gets
             the batches again.
         accepts_loss: Whether a table stays as it is if it is unknown what to undo.
+        in_flight: Whether only the batch in flight is undone: a table may lack earlier ones, as before.
     """
 
     batch_id: int
@@ -126,6 +127,7 @@ class RollBack:
     query_ids: Collection[str] = ()
     may_repeat: bool = False
     accepts_loss: bool = False
+    in_flight: bool = False
     roll_back_tables: bool = True
 
     @property

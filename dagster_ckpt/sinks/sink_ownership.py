@@ -175,7 +175,10 @@ def _to_batch(facts: SinkFacts) -> Verdict | Refusal:
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
     if _is_half_started(facts):
         return Verdict.BEGIN
-    return Verdict.ROLL_BACK if facts.ours else Refusal.ANOTHERS_LOG
+    if not facts.ours:
+        return Refusal.ANOTHERS_LOG
+    # Rolling back brings no batch into a log that ends before it.
+    return Verdict.ROLL_BACK if facts.last >= facts.batch_id else Refusal.LOG_ELSEWHERE
 
 
 def _empty(facts: SinkFacts) -> Verdict | Refusal:
@@ -241,6 +244,10 @@ class NamedSinks:
         if sink is None and output.place is None:
             same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
             return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
+        if sink is None and output.place is not None:
+            # A format that is not known may be one that Spark writes with its file sink.
+            folder = FileSink.at(output.place)
+            sink = next((each for each in (*last_sinks, *noted) if folder.is_same(each)), None)
         return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)
 
     def names(self, sink: Sink) -> bool:

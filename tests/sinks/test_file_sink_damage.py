@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_repair import damaged_log, missing_part_files
+from dagster_ckpt.sinks.sink import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from tests.sinks.test_file_sink_repair import Output
 from tests.support.file_damage import checksum_of, cut, drop, flip, zero
 
@@ -136,3 +139,44 @@ def test_part_files_that_are_gone_or_have_another_length_are_missing(output: Out
 
     assert missing_part_files(str(output.root), captured) == [parts[1].name, parts[2].name]
     assert all(json.loads(line)["size"] for line in output.lines)
+
+
+def go_another_way(output: Output, after: int) -> list[Path]:
+    """Write the later batches into other files, as after a rewind; returns those that are no longer listed."""
+    left = sorted(output.root.glob("*/part-00000-*"))[after + 1 :]
+    for part in left:
+        other = part.with_name(part.name.replace("part-00000", "part-00001"))
+        other.write_bytes(part.read_bytes())
+        for entry in output.log.iterdir():
+            entry.write_text(entry.read_text().replace(part.name, other.name))
+    return left
+
+
+def back_to(output: Output, captured: list[SinkEntry]) -> SinkForecast:
+    return FileSink.at(str(output.root)).forecast(Replay(8, "query", log_entries={str(output.root): captured}))
+
+
+def test_files_of_a_timeline_that_was_left_have_to_be_there(output: Output) -> None:
+    captured = output.capture(8)
+    left = go_another_way(output, 4)
+    assert damaged_log(str(output.root), captured) is None
+    assert back_to(output, captured).effect is SinkEffect.EXACT
+
+    left[1].unlink()
+    left[2].write_text("other")
+
+    told = back_to(output, captured)
+    assert told.effect is SinkEffect.LOSE
+    assert told.reason.startswith("2 files that the snapshot lists up to batch 8 are not there")
+    assert f"{left[1].name}, {left[2].name}" in told.reason
+
+
+def test_files_that_exceeded_the_retention_time_of_the_sink_are_not_missing(output: Output) -> None:
+    captured = output.capture(8)
+    for number in range(9, 12):
+        output.batch(number)
+    relist(output.log / "11.compact", lambda lines: lines[3:])
+    for part in sorted(output.root.glob("*/part-00000-*"))[:3]:
+        part.unlink()
+
+    assert back_to(output, captured).effect is SinkEffect.EXACT

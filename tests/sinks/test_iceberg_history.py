@@ -41,7 +41,12 @@ def history(case: dict[str, Any]) -> IcebergHistory:
     refs |= {"main": {"snapshot-id": current, "type": "branch"}} if current != -1 else {}
     made_ms = {each["snapshot-id"]: each["timestamp-ms"] for each in snapshots}
     was_current = case.get("was_current", [current] if current != -1 else [])
-    log = [{"snapshot-id": number, "timestamp-ms": made_ms[number]} for number in was_current]
+    # A snapshot that is committed on main becomes current at its own time; [4, 6]: the fourth one, later.
+    since = {
+        index: (each, made_ms[each]) if isinstance(each, int) else (each[0], each[1] * APART_MS)
+        for index, each in enumerate(was_current)
+    }
+    log = [{"snapshot-id": number, "timestamp-ms": at_ms} for number, at_ms in since.values()]
     metadata = {"current-snapshot-id": current, "snapshots": snapshots, "refs": refs, "snapshot-log": log}
     return history_in(json.dumps(metadata), "the table")
 

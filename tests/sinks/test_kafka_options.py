@@ -20,13 +20,18 @@ from dagster_ckpt.sinks.kafka.marker import (
     MOST_EARLIER,
     Epoch,
     Marker,
+    Position,
     Transactions,
     earlier_queries,
     fields_of,
+    metadata_of,
+    query_mark,
     refuse_others,
+    with_position,
 )
-from dagster_ckpt.sinks.kafka.sink import may_hold_marker
-from dagster_ckpt.sinks.kafka.transaction import client_properties
+from dagster_ckpt.sinks.kafka.sink import may_hold_marker, topic_end
+from dagster_ckpt.sinks.kafka.transaction import Session, client_properties
+from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -338,6 +343,61 @@ def test_an_execution_of_an_unknown_query_is_none_of_a_query_that_begins(tmp_pat
     assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE)), now_ms=NOW_MS) == Past(
         is_new=True
     )
+
+
+def test_partitions_that_were_added_get_positions_with_the_next_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = {0: None}
+
+    def list_topics(topic: str, _timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict(partitions))})
+
+    producer = SimpleNamespace(list_topics=list_topics, begin_transaction=lambda: None, produce=None)
+    monkeypatch.setattr(transaction, "_producer", lambda *_: producer)
+    monkeypatch.setattr(transaction, "_marker_consumer", lambda *_: None)
+    monkeypatch.setattr(transaction, "kafka_errors", lambda: ConnectionError)
+    monkeypatch.setattr(Session, "ends", lambda self: dict.fromkeys(range(self._partitions()), 7))
+    session = Session(transactions(), 0)
+
+    session.send([])
+    before = dict(session._begins)
+    partitions[1] = None
+    session.send([])
+
+    assert (before, session._begins) == ({0: 7}, {0: 7, 1: 7})
+
+
+def positions(*begins: tuple[int, int]) -> str:
+    text = ""
+    for batch, offset in begins:
+        text = with_position(text, Position(batch, offset, (4, 1), query_mark("query-1")), 2)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("recorded", "ends", "end"),
+    [
+        ([positions((5, 50), (6, 60)), positions((5, 5), (6, 10))], {0: 70, 1: 20}, {0: 60, 1: 10}),
+        # Where batch 6 begins there is not known.
+        ([positions((5, 50), (6, 60)), ""], {0: 70, 1: 20}, None),
+        ([positions((5, 50), (6, 60)), ""], {0: 70, 1: 0}, {0: 60, 1: 0}),
+        # A new query that has written nothing yet.
+        (["", ""], {0: 70, 1: 20}, {0: 70, 1: 20}),
+    ],
+    ids=["recorded", "added while the query ran", "added and empty", "nothing written"],
+)
+def test_the_end_of_a_batch_is_known_in_each_partition_or_not_at_all(
+    recorded: list[str], ends: dict[int, int], end: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
+    assert place is not None
+    first = SimpleNamespace(offset=7, metadata=marker(6, positions=recorded[0]).as_metadata())
+    commits = {0: first, 1: SimpleNamespace(offset=1, metadata=metadata_of(recorded[1], ""))}
+    monkeypatch.setattr(kafka_sink, "_stable_ends", lambda _: ends)
+    monkeypatch.setattr(kafka_sink, "_commits", lambda *_, **__: {transactions().id_of(0): commits})
+
+    found = topic_end(place, ["query-1"], "query-1", 5)
+
+    assert found == (None if end is None else TopicEnd(end, {0: [], 1: []}))
 
 
 def test_a_plan_is_told_from_another_of_its_number_by_its_times_and_offsets() -> None:

@@ -98,6 +98,28 @@ def test_a_described_query_names_its_folder_and_no_other(tmp_path: Path) -> None
     assert [names(unseen, f"{tmp_path}/{name}") for name in ("before", "in the snapshot", "now")] == [True, True, False]
 
 
+@pytest.mark.parametrize("output_format", ["geoparquet", "org.apache.spark.sql.parquet"])
+def test_a_format_that_is_not_known_is_of_the_file_sink_that_the_stream_wrote_to_in_its_folder(
+    tmp_path: Path, output_format: str
+) -> None:
+    before = sinks_of([f"FileSink[file:{tmp_path}/out]", f"DeltaSink[{tmp_path}/table]"])
+    in_the_snapshot = [FileSink.at(f"{tmp_path}/noted")]
+
+    def named(folder: str) -> list[str | None]:
+        output = NamedOutput(output_format, f"{tmp_path}/{folder}")
+        return [sink.place for sink in NamedSinks.of(output, before, in_the_snapshot).sinks]
+
+    assert named("out") == [f"file:{tmp_path}/out"]
+    assert named("noted") == [f"{tmp_path}/noted"]
+    assert named("table") == named("new") == []
+
+
+def test_a_format_of_files_that_is_not_known_is_of_a_file_sink_in_a_new_folder(tmp_path: Path) -> None:
+    named = NamedSinks.of(NamedOutput("geoparquet", str(tmp_path), of_files=True), [])
+
+    assert [type(sink) for sink in named.sinks] == [FileSink]
+
+
 def test_a_query_that_does_not_say_where_it_writes_may_write_to_the_last_sink_of_its_kind(tmp_path: Path) -> None:
     @register_sink
     class Rows(Sink):

@@ -270,6 +270,20 @@ def test_its_batches_under_a_former_query_id_count_also_if_its_log_does_not_reac
         settle_in_flight(live, [sink], still_mine=nullcontext, query_ids=["former", QUERY])
 
 
+def test_it_is_undone_although_others_have_restored_the_table_to_an_earlier_batch_before(tmp_path: Path) -> None:
+    live = live_by_hand(tmp_path / "live", state=False)
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    restore = {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": 0}}}
+    batches = [{"txn": {"appId": QUERY, "version": batch}} for batch in range(2)]
+    for version, action in enumerate([{"metaData": {}}, batches[0], restore, batches[1]]):
+        (log / f"{version:020}.json").write_text(json.dumps(action))
+
+    # As after the RESTORE, to which the query has written on.
+    with pytest.raises(SinkRollbackError, match=r"RESTORE TABLE .* TO VERSION AS OF 2\b"):
+        settle_in_flight(live, [f"DeltaSink[{log.parent}]"], still_mine=nullcontext, query_ids=[QUERY])
+
+
 @pytest.mark.parametrize(("state", "last"), [(True, 1), (False, 0)], ids=["its state is there", "it has it not"])
 def test_a_delta_table_is_started_on_where_nothing_is_missing(tmp_path: Path, state: bool, last: int) -> None:
     live = live_by_hand(tmp_path / "live", state=state)

@@ -61,6 +61,24 @@ def test_only_a_file_sink_has_a_folder_before_it_is_started(spark: SparkSession,
     assert not isinstance(described_sink(told), FileSink)
 
 
+@pytest.mark.parametrize(
+    ("output_format", "is_file_sink"),
+    [
+        ("libsvm", True),
+        ("org.apache.spark.ml.source.libsvm.LibSVMFileFormat", True),
+        ("org.apache.spark.sql.execution.datasources.v2.orc.OrcDataSourceV2", True),
+        ("noop", False),
+        ("com.example.Missing", False),
+    ],
+)
+def test_a_format_is_of_a_file_sink_if_spark_writes_it_with_one(
+    spark: SparkSession, output_format: str, is_file_sink: bool
+) -> None:
+    writer = spark.readStream.format("rate").load().writeStream.format(output_format).option("path", "/out")
+
+    assert isinstance(described_sink(named_output(writer)), FileSink) is is_file_sink
+
+
 def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> None:
     entry = SinkEntry("0", b'v1\n{"path":"file:///elsewhere/part-0","action":"add"}')
 

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import yaml
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks import delta
+from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.delta_roll_back import ROLL_BACK_ID
 from dagster_ckpt.sinks.registry import forecast, sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, newest_batch, roll_back
+from dagster_ckpt.sinks.table import Step, verdict
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 
 QUERY = "11111111-2222"
@@ -73,6 +76,20 @@ def test_delta(tmp_path: Path, case: dict[str, Any]) -> None:
     write_delta(tmp_path / "table", commits, first=case.get("first", 0))
 
     assert_forecast(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
+
+
+def test_an_accepted_loss_undoes_only_what_came_after_the_restore_of_others(tmp_path: Path) -> None:
+    write_delta(tmp_path, ["CREATE TABLE", (QUERY, 0), (QUERY, 1), (QUERY, 2), "RESTORE 1", (QUERY, 3)])
+    sink = sink_of(f"DeltaSink[{tmp_path}]")
+    assert isinstance(sink, DeltaTable)
+    back = RollBack(2, query_id=QUERY, query_ids=[QUERY])
+
+    with pytest.raises(SinkRollbackError, match="Version 4 took the table back"):
+        sink.check_roll_back(back)
+    accepted = replace(back, accepts_loss=True)
+    plan = sink.plan(accepted)
+
+    assert (verdict(plan, accepted).step, plan and plan.command.endswith("OF 4")) == (Step.ROLL_BACK, True)
 
 
 def test_what_others_have_emptied_stays_empty_under_a_new_query_id(tmp_path: Path) -> None:

@@ -202,19 +202,23 @@ def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[
 
 
 def topic_end(place: KafkaPlace, own: Collection[str], query_id: str, batch: int) -> TopicEnd | None:
-    """Return where the batches up to a committed one end; None if the topic has later ones and no longer records that.
+    """Return where the batches up to a committed one end; None if that is not recorded, or no longer.
 
-    The query may be writing later ones.
+    The query may be writing later ones. A running query may have written to a partition that was added since its
+    writers counted.
     """
     # Read the ends first: what is being written begins behind them, or is among the begins.
     ends = _stable_ends(place)
     written = written_topic(place, own, list(ends))
     if written.queries != {query_id}:
         return None
+    mark = query_mark(query_id)
+    mine = {each: [at for at in written.begins[each] if at.query == mark] for each in ends}
     found: dict[int, int] = {}
     for partition, end in ends.items():
-        mine = [each for each in written.begins[partition] if each.query == query_mark(query_id)]
-        later = [each for each in mine if each.batch > batch]
+        if end > 0 and any(mine.values()) and not mine[partition]:
+            return None
+        later = [each for each in mine[partition] if each.batch > batch]
         if later and min(each.batch for each in later) != batch + 1:
             return None
         found[partition] = min([end, *(each.offset for each in later)])

@@ -128,9 +128,14 @@ class Session:
 
     def _partitions(self) -> int:
         if not self._count:
-            topic = self._target.topic
-            self._count = len(_patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions)
+            self._count_partitions()
         return self._count
+
+    def _count_partitions(self) -> None:
+        """Count again before each share: partitions may be added, and are never removed."""
+        topic = self._target.topic
+        found = _patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions
+        self._count = max(self._count, len(found))
 
     @cached_property
     def _admin(self) -> Any:
@@ -154,6 +159,7 @@ class Session:
 
     def send(self, records: Iterable[RecordFields]) -> int:
         producer, topic = self._producer, self._target.topic
+        self._count_partitions()
         self._begins = self.ends()
         producer.begin_transaction()
         self._is_open = True

@@ -34,6 +34,12 @@ FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
 
+_SINK_CLASSES = (
+    "org.apache.spark.sql.sources.StreamSinkProvider",
+    "org.apache.spark.sql.execution.datasources.FileFormat",
+    "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2",
+)
+
 Columns = tuple[tuple[str, str], ...]
 # Limited, because each snapshot records them.
 MOST_COLUMNS = 300
@@ -41,9 +47,12 @@ MOST_COLUMNS = 300
 
 @dataclass(frozen=True)
 class NamedOutput:
+    """Where a query writes; `of_files`: Spark writes the format with its file sink, as it does third-party ones."""
+
     format: str
     place: str | None
     sink: str | None = None
+    of_files: bool = False
 
     def is_same(self, other: NamedOutput) -> bool:
         if self.place is None or other.place is None or self.format != other.format:
@@ -66,16 +75,35 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
         return NamedOutput(FOREACH_BATCH, str(topic))
     places = (options.get(name) for name in ("path", "topic", "table"))
     place = next((place for place in places if place is not None), None)
-    output_format, table = str(described_field(described, "source")).lower(), table_of(writer)
+    source, table = str(described_field(described, "source")), table_of(writer)
+    output_format = source.lower()
     if table is None and output_format == _ICEBERG and place is not None and "/" not in place:
         table = place
     if table is None:
-        return NamedOutput(output_format, place, kafka_sink_name(options) if output_format == "kafka" else None)
+        sink = kafka_sink_name(options) if output_format == "kafka" else None
+        has_format = place is not None and sink is None and output_format != FOREACH_BATCH
+        return NamedOutput(output_format, place, sink, of_files=has_format and _is_of_files(session_of(writer), source))
     sink = sink_of_name(session_of(writer), table)
     if sink is None and output_format == _ICEBERG:
         # The start creates the table.
         sink = iceberg_name(table)
     return NamedOutput(output_format, table if sink is not None else None, sink)
+
+
+def _is_of_files(session: SparkSession, source: str) -> bool:
+    """Whether Spark makes a file sink of a format (`DataSource.createSink`)."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    jvm: Any = session._jvm
+    try:
+        conf = session._jsparkSession.sessionState().conf()
+        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(source, conf)
+        provider, *formats = (jvm.java.lang.Class.forName(each).isAssignableFrom(found) for each in _SINK_CLASSES)
+    except (Py4JError, PySparkException):
+        # The query's start reports what is wrong with the format.
+        return False
+    return any(formats) and not provider
 
 
 def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:

@@ -170,6 +170,8 @@ LAUNCH = "launch"
 DESIRED_STATE_ORIGIN = "desired state"
 # Arguments of a START request. The execution whose driver is launched again:
 LAUNCH_OF = "launch_of"
+# The failed execution that is restarted:
+RESTART_OF = "restart_of"
 # Whether its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
 # Argument of a SUSPEND request: the START request that continues there.

@@ -88,6 +88,7 @@ class RunRequest:
 
     Attributes:
         describe: Returns the query that `start_query` will start, to check it before anything is changed.
+        restart_of: The execution that is restarted; not if the stream was stopped since.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
@@ -125,6 +126,9 @@ class Outcome:
         return self.end.savepoint
 
 
+_STOPPED = (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED, ExecutionStatus.FINISHED)
+
+
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
     """Refuse a start that was withdrawn while it was launched or awaited the lease."""
     start_request = (
@@ -135,10 +139,12 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
             f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by "
             f"{start_request.origin} was withdrawn. Request it again."
         )
-    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
-    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
+    # Not `restart_of` itself: the stream may have been started and stopped by hand since.
+    latest = stream.catalog.executions.latest(stream.stream_id) if request.restart_of is not None else None
+    if latest is not None and latest.status in _STOPPED:
         raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: it is {latest.status.value}, "
+            f"{latest.reason}. Start it by hand."
         )
 
 

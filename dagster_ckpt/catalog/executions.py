@@ -291,14 +291,17 @@ class ExecutionRecords(Records):
         *,
         settled: bool = False,
         request_id: str | None = None,
+        snapshot_id: str | None = None,
     ) -> bool:
         """End an execution, unless it has ended.
 
-        With `request_id`, the request for this end is completed too; returns False, and changes nothing, if it was
-        withdrawn.
+        With `request_id`, the request for this end is completed too, with the snapshot of a stop; returns False, and
+        changes nothing, if it was withdrawn.
         """
         with self._database.writing_under(lease) as connection:
-            if request_id is not None and not complete_request(self._database, connection, request_id):
+            if request_id is not None and not complete_request(
+                self._database, connection, request_id, snapshot_id=snapshot_id
+            ):
                 return False
             self._record_end(connection, _unended(execution_id), status, reason, settled=settled)
             return True

@@ -168,13 +168,15 @@ class RequestRecords(Records):
         return [_record(row) for row in rows]
 
 
-def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
+def complete_request(
+    database: Database, connection: Connection, request_id: str, *, snapshot_id: str | None = None
+) -> bool:
     """Complete a request in the transaction that carries it out; False if it was withdrawn.
 
     True again if already completed, because a caller whose answer was lost may repeat the call.
     """
     is_open = requests.c.status.in_(UNANSWERED)
-    if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
+    if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED, snapshot_id=snapshot_id):
         return True
     status = select(requests.c.status).where(requests.c.request_id == request_id)
     return connection.execute(status).scalar_one_or_none() == RequestStatus.COMPLETED.value

@@ -65,12 +65,18 @@ _ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SU
 
 @dataclass(frozen=True)
 class QueryEnd:
-    """The end of one query; `trace` is the JVM's stack trace of a failure, if any."""
+    """The end of one query.
+
+    Attributes:
+        trace: The JVM's stack trace of a failure, if any.
+        asked_by: The request for a stop with a savepoint, answered when the end is recorded.
+    """
 
     kind: EndKind
     reason: str
     savepoint: SnapshotRecord | None = None
     trace: str | None = None
+    asked_by: RequestRecord | None = None
 
     @staticmethod
     def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:

@@ -67,7 +67,8 @@ _ENDS = {
     EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
     # No restart is allowed any more: otherwise the run would not have ended.
     EndKind.FAILED: _End(ExecutionStatus.FAILED, terminal=TerminalState.FAILED),
-    EndKind.SAVEPOINT_FAILED: _End(ExecutionStatus.SUSPENDED, settled=True),
+    # The next execution records it: after a death before that, the stream has to be restarted.
+    EndKind.SAVEPOINT_FAILED: _End(None),
     # A new process may continue.
     EndKind.STALLED: _End(ExecutionStatus.FAILED),
     # See `RunRequest.interrupted_as`.
@@ -169,7 +170,6 @@ class Settlement:
         try:
             if not record_end(self._stream.catalog, self._lease.record, execution_id, end, asked_by=end.asked_by):
                 end = QueryEnd(EndKind.SAVEPOINT_FAILED, "the stop request was withdrawn, the query continues")
-                record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
                 # While the lease is held: a successor that waits for it would assume that this process died.

@@ -15,6 +15,7 @@ from dagster_ckpt.errors import (
     CatalogError,
     NothingCommittedError,
     RequestFailedError,
+    StorageAccessError,
 )
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import run_request, supervision
@@ -87,7 +88,36 @@ def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_t
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert len(play.started_in) == 2
     assert "completed too late" in " ".join(play.reports)
+    # The second ended by itself.
+    assert [each[0] for each in play.ends()][1:] == [ExecutionStatus.SUSPENDED] * 2
     assert shelf.stream.catalog.requests.get(request_id).status is RequestStatus.FAILED
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("killed"), CatalogError("the database is away")], ids=repr)
+def test_a_stop_whose_savepoint_fails_leaves_a_stream_that_is_restarted_if_its_process_dies_at_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    catalog: Any = shelf.stream.catalog
+    starts = iter([catalog.executions.start])
+
+    def full(*_args: Any, **_how: Any) -> None:
+        raise StorageAccessError("no space left")
+
+    def start(*args: Any, **how: Any) -> Any:
+        for first in starts:
+            return first(*args, **how)
+        raise error
+
+    monkeypatch.setattr(shelf.stream.store, "write_savepoint", full)
+    monkeypatch.setattr(catalog.executions, "start", start)
+    request_id = asked_to_stop(shelf)
+
+    with pytest.raises(type(error)):
+        Stage(shelf.stream, [PlayedQuery()]).run()
+
+    assert catalog.requests.get(request_id).status is RequestStatus.FAILED
+    latest = catalog.executions.latest("orders")
+    assert (latest.status, latest.settled) == (ExecutionStatus.RUNNING, False)
 
 
 STOPS = [(RequestKind.CANCEL, ExecutionStatus.CANCELED), (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED)]

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError,
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
 from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.runtime.execution_end import Settlement, stop_before_restart
-from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest, take_start
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
 from dagster_ckpt.runtime.telemetry import reporting
@@ -57,7 +57,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         reporting(stream.catalog, stream.stream_id),
         LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease,
     ):
-        refuse_withdrawn(stream, request)
+        take_start(stream, request, lease.record)
         start = request.start_request_id
         hands_over = start is not None and stream.catalog.requests.stopped_for(start)
         return StreamRun(stream, request, acquired, lease, hands_over=hands_over).until_the_end(execution_id)

@@ -25,7 +25,7 @@ from dagster_ckpt.client.spares import await_turn, prepared_spare
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CkptError, LeaseHeldError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, RestartWithdrawnError
 from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
@@ -182,7 +182,7 @@ def _run_once(
     is_spare: bool,
     has_waited: bool,
 ) -> StreamExecution | None:
-    """Return None if another process was faster than this spare."""
+    """Return None if another process was faster than this spare, or the stream was stopped."""
     order = start_order(stream.catalog, stream.stream_id, otherwise=otherwise, has_waited=has_waited)
     query = QueryToStart(describe)
     to_run = StreamToRun(
@@ -192,6 +192,7 @@ def _run_once(
         start_from=order.start_from,
         cause=order.cause,
         start_request_id=order.request_id,
+        restart_of=order.restart_of,
         has_supervisor=order.has_supervisor,
         has_spare=is_spare,
     )
@@ -202,7 +203,7 @@ def _run_once(
             result = run_program(
                 stream.stream_id, [to_run], spark=spark, run_id=order.run_id or run_id, signals=_SIGNALS
             )
-        except LeaseHeldError:
+        except (LeaseHeldError, RestartWithdrawnError):
             if not is_spare:
                 raise
             return None

@@ -164,18 +164,25 @@ class ExecutionRecords(Records):
         cause: StartCause,
         holder: Holder,
         code_version: str | None = None,
+        suspended: str | None = None,
     ) -> ExecutionRecord:
-        """Record a new execution; the stream's earlier ones are ended and settled."""
+        """Record a new execution; the stream's earlier ones are ended and settled.
+
+        Args:
+            suspended: Why this process suspended the query of the execution before; None: its process has ended.
+        """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
             of_stream = executions.c.stream_id == stream_id
             ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_stream)).scalar() or 0
-            reason = f"its process had ended when execution {execution_id} started"
+            status, reason = ExecutionStatus.FAILED, f"its process had ended when execution {execution_id} started"
+            if suspended is not None:
+                status, reason = ExecutionStatus.SUSPENDED, suspended
             unended = select(executions.c.execution_id).where(of_stream, executions.c.status.not_in(_ENDED))
             for each in connection.execute(unended.order_by(executions.c.ordinal)).scalars().all():
                 this = executions.c.execution_id == each
-                self._record_end(connection, this, ExecutionStatus.FAILED, reason, settled=True)
+                self._record_end(connection, this, status, reason, settled=True)
             connection.execute(executions.update().where(of_stream).values(settled=True))
             connection.execute(
                 executions.insert().values(
@@ -291,14 +298,17 @@ class ExecutionRecords(Records):
         *,
         settled: bool = False,
         request_id: str | None = None,
+        snapshot_id: str | None = None,
     ) -> bool:
         """End an execution, unless it has ended.
 
-        With `request_id`, the request for this end is completed too; returns False, and changes nothing, if it was
-        withdrawn.
+        With `request_id`, the request for this end is completed too, with the snapshot of a stop; returns False, and
+        changes nothing, if it was withdrawn.
         """
         with self._database.writing_under(lease) as connection:
-            if request_id is not None and not complete_request(self._database, connection, request_id):
+            if request_id is not None and not complete_request(
+                self._database, connection, request_id, snapshot_id=snapshot_id
+            ):
                 return False
             self._record_end(connection, _unended(execution_id), status, reason, settled=settled)
             return True

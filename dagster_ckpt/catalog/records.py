@@ -170,8 +170,12 @@ LAUNCH = "launch"
 DESIRED_STATE_ORIGIN = "desired state"
 # Arguments of a START request. The execution whose driver is launched again:
 LAUNCH_OF = "launch_of"
+# The failed execution that is restarted:
+RESTART_OF = "restart_of"
 # Whether its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
+# Token of the lease under which it is carried out.
+TAKEN_UNDER = "taken_under"
 # Argument of a SUSPEND request: the START request that continues there.
 FOR_START = "for_start"
 

@@ -8,10 +8,20 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
-from dagster_ckpt.catalog.database import Database, Records, as_text, cells, read_dict, read_enum
+from dagster_ckpt.catalog.database import (
+    Database,
+    Records,
+    as_dict,
+    as_text,
+    cells,
+    lease_row,
+    read_dict,
+    read_enum,
+)
 from dagster_ckpt.catalog.holds import refer
 from dagster_ckpt.catalog.records import (
     FOR_START,
+    TAKEN_UNDER,
     UNANSWERED,
     EventType,
     LaunchRecord,
@@ -117,7 +127,33 @@ class RequestRecords(Records):
                 self._database, connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error
             )
 
+    def take_start(self, lease: LeaseRecord, request_id: str) -> bool:
+        """Note that the holder of a lease carries out a start: until it loses the lease, no other process fails it."""
+        open_ = (requests.c.request_id == request_id) & requests.c.status.in_(UNANSWERED)
+        with self._database.writing_under(lease) as connection:
+            row = connection.execute(select(requests.c.arguments).where(open_).with_for_update()).one_or_none()
+            if row is None:
+                return False
+            arguments = as_text({**as_dict(row.arguments), TAKEN_UNDER: lease.token})
+            connection.execute(requests.update().where(open_).values(arguments=arguments))
+            return True
+
+    def is_taken(self, request_id: str) -> bool:
+        """Whether the holder of the stream's lease carries out a start."""
+        with self._database.reading() as connection:
+            return self._is_taken(connection, request_id)
+
+    def _is_taken(self, connection: Connection, request_id: str) -> bool:
+        this = select(requests.c.stream_id, requests.c.arguments).where(requests.c.request_id == request_id)
+        row = connection.execute(this).one_or_none()
+        token = as_dict(row.arguments).get(TAKEN_UNDER) if row is not None else None
+        lease = lease_row(connection, row.stream_id) if row is not None and token is not None else None
+        if lease is None or lease.execution_id is None or lease.token != token:
+            return False
+        return bool(lease.expires_at_ms > self._database.now_ms(connection))
+
     def fail_start(self, request_id: str, error: str) -> bool:
+        """Fail a start that no process has taken."""
         with self._database.writing() as connection:
             return self._fail_start(connection, request_id, error)
 
@@ -132,6 +168,10 @@ class RequestRecords(Records):
 
     def _fail_start(self, connection: Connection, request_id: str, error: str) -> bool:
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
+        # In this order: a process that takes it waits for the row.
+        connection.execute(select(requests.c.request_id).where(requests.c.request_id == request_id).with_for_update())
+        if self._is_taken(connection, request_id):
+            return False
         return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
 
     def suspend_for(self, start_id: str) -> RequestRecord | None:
@@ -168,13 +208,15 @@ class RequestRecords(Records):
         return [_record(row) for row in rows]
 
 
-def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
+def complete_request(
+    database: Database, connection: Connection, request_id: str, *, snapshot_id: str | None = None
+) -> bool:
     """Complete a request in the transaction that carries it out; False if it was withdrawn.
 
     True again if already completed, because a caller whose answer was lost may repeat the call.
     """
     is_open = requests.c.status.in_(UNANSWERED)
-    if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
+    if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED, snapshot_id=snapshot_id):
         return True
     status = select(requests.c.status).where(requests.c.request_id == request_id)
     return connection.execute(status).scalar_one_or_none() == RequestStatus.COMPLETED.value

@@ -25,6 +25,7 @@ from dagster_ckpt.catalog.event_log import log_message
 from dagster_ckpt.catalog.records import (
     HANDS_OVER,
     LAUNCH_OF,
+    RESTART_OF,
     LaunchRecord,
     RequestKind,
     RequestRecord,
@@ -202,6 +203,7 @@ class StartOrder:
 
     Attributes:
         has_supervisor: Whether its launcher relaunches it after an interrupt.
+        restart_of: As in `RunRequest`.
     """
 
     start_from: StartFrom = field(default_factory=StartFrom)
@@ -209,6 +211,7 @@ class StartOrder:
     request_id: str | None = None
     run_id: str | None = None
     has_supervisor: bool = False
+    restart_of: str | None = None
 
 
 def is_by_hand() -> bool:
@@ -233,8 +236,9 @@ def start_order(
     """Return what this driver was started for.
 
     A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed or
-    was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the oldest
-    open request without a driver; if there is none, it starts from `otherwise`, or continues after a wait as a spare.
+    was withdrawn; started again by its cluster, it continues from the latest state, unless the stream was stopped
+    meanwhile. Any other driver takes the oldest open request without a driver; if there is none, it starts from
+    `otherwise`, or continues after a wait as a spare.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
@@ -247,13 +251,18 @@ def start_order(
             request_id=request.request_id,
         )
     if has_waited:
-        return StartOrder(cause=StartCause.RESTART_NEW_RUN)
+        return StartOrder(cause=StartCause.RESTART_NEW_RUN, restart_of=_latest_id(catalog, stream_id))
     return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, stream_id))
 
 
 def unlaunched_start(catalog: Catalog, stream_id: str) -> RequestRecord | None:
     pending = catalog.requests.pending(stream_id)
     return next((each for each in pending if each.kind is RequestKind.START and "run_id" not in each.arguments), None)
+
+
+def _latest_id(catalog: Catalog, stream_id: str) -> str | None:
+    latest = catalog.executions.latest(stream_id)
+    return latest.execution_id if latest is not None else None
 
 
 def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
@@ -274,7 +283,12 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
     launch = catalog.launches.get(request.request_id)
     run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
     if request.status is RequestStatus.COMPLETED:
-        return StartOrder(cause=StartCause.RESTART_NEW_RUN, run_id=run_id, has_supervisor=True)
+        return StartOrder(
+            cause=StartCause.RESTART_NEW_RUN,
+            run_id=run_id,
+            has_supervisor=True,
+            restart_of=_latest_id(catalog, stream_id),
+        )
     if request.status is not RequestStatus.PENDING:
         raise RequestFailedError(
             f"The start of stream {stream_id!r} that this process was launched for (request {request.request_id}) is "
@@ -286,6 +300,7 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
         request_id=request.request_id,
         run_id=run_id,
         has_supervisor=True,
+        restart_of=request.arguments.get(RESTART_OF),
     )
 
 

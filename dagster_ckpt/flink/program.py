@@ -152,6 +152,7 @@ class StreamToRun:
     """One stream of a program.
 
     Attributes:
+        restart_of: As in `RunRequest`.
         has_supervisor: A supervisor restarts it after an interrupt, and settles its execution.
         has_spare: After an interrupt, a spare process may continue.
     """
@@ -162,6 +163,7 @@ class StreamToRun:
     start_from: StartFrom = field(default_factory=StartFrom)
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
+    restart_of: str | None = None
     has_supervisor: bool = False
     has_spare: bool = False
 
@@ -217,6 +219,7 @@ def run_program(
             start_from=to_run.start_from,
             cause=to_run.cause,
             start_request_id=to_run.start_request_id,
+            restart_of=to_run.restart_of,
             jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
             application=application_of(spark),
             is_launched=to_run.has_supervisor,

@@ -15,11 +15,13 @@ from pydantic import Field
 from dagster_ckpt.catalog.records import (
     BATCH_INPUTS,
     LAUNCH,
+    RESTART_OF,
     ExecutionRecord,
     ExecutionStatus,
     RequestKind,
     RequestRecord,
     RequestStatus,
+    StartCause,
 )
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
@@ -37,6 +39,7 @@ from dagster_ckpt.orchestration._compat import capture_interrupts, check_capture
 from dagster_ckpt.orchestration.downstream import batch_inputs_of
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.run_status import (
+    RESTART_OF_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
     RunWatch,
@@ -217,10 +220,13 @@ def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRe
     config = context.op_execution_context.op_config
     start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)
+    arguments = {**start_from.as_record(), "run_id": context.run.run_id, "cause": cause.value}
+    if cause is StartCause.RESTART_NEW_RUN and RESTART_OF_TAG in context.run.tags:
+        arguments[RESTART_OF] = context.run.tags[RESTART_OF_TAG]
     return handle.catalog.requests.submit(
         handle.stream_id,
         RequestKind.START,
-        arguments={**start_from.as_record(), "run_id": context.run.run_id, "cause": cause.value},
+        arguments=arguments,
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 

@@ -19,7 +19,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord, SnapshotStatus, StartCause
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    LeaseRecord,
+    RequestStatus,
+    SnapshotStatus,
+    StartCause,
+)
 from dagster_ckpt.client.launching import hand_over, hands_over
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.client.spares import prepared_spare
@@ -233,6 +240,8 @@ class _Step:
     def run(self, config: StreamRunConfig) -> Outcome:
         context, handle = self.context, self.handle
         asked, start_from = context.run.tags.get(START_REQUEST_TAG), self._start_from(config)
+        request = handle.catalog.requests.find(asked)
+        was_answered = request is not None and request.status in (RequestStatus.COMPLETED, RequestStatus.FAILED)
         if not hands_over(handle, asked):
             refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=self._holder_is_over)
         with self._in_session():
@@ -266,6 +275,7 @@ class _Step:
                     start_from=start_from,
                     cause=cause,
                     start_request_id=asked,
+                    start_was_answered=was_answered,
                     restart_of=restart_of if cause is StartCause.RESTART_NEW_RUN else None,
                     jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
                     interrupted=self.watch.should_stop,

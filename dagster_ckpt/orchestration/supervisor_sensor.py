@@ -283,9 +283,10 @@ class SupervisorTick:
         return None
 
     def _has_a_launcher(self, request: RequestRecord) -> bool:
-        """Whether a run in progress submitted this request and launches the driver itself."""
+        """Whether a process carries out this request, or the run in progress that submitted it launches the driver."""
         run_id = request.arguments.get("run_id")
-        return run_id is not None and not run_is_over(self.instance, run_id)
+        is_launching = run_id is not None and not run_is_over(self.instance, run_id)
+        return is_launching or self.catalog.requests.is_taken(request.request_id)
 
     def _restart_is_under_way(self, stream_id: str) -> bool:
         latest = self.catalog.executions.latest(stream_id)

@@ -71,6 +71,7 @@ class _Running:
     started_after_batch: int
     started_at_ms: int
     span: PhasedSpan
+    request: RequestRecord | None = None
     aligned_only: bool = False
     cut_ordered: bool = False
     alignment_ms: int | None = None
@@ -120,6 +121,8 @@ class AttemptRunner:
         self._running: dict[int, _Running] = {}
         self._aborted: dict[int, CheckpointFailureReason] = {}
         self._completed: dict[int, SnapshotRecord] = {}
+        # How the query ends once a stop-with-savepoint is complete.
+        self.stopped: QueryEnd | None = None
         self._late: dict[int, TakenSnapshot] = {}
         self._cleaning = 0
         self._last_snapshot_batch: int | None = None
@@ -225,7 +228,7 @@ class AttemptRunner:
         )
         span.phase("alignment")
         after = -1 if commit is None else commit
-        return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
+        return _Running(attempt, order, after, monotonic_ms(), span, request, aligned_only=aligned_only)
 
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
@@ -254,18 +257,24 @@ class AttemptRunner:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start due cuts; before that of a stop-with-savepoint, stop the query."""
+        """Start due cuts; before that of a stop-with-savepoint, stop the query, unless the request was withdrawn."""
         for running in list(self._running.values()):
+            number, stops = running.attempt.number, running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
-            except StorageAccessError:
+                is_withdrawn = is_due and stops and self._is_withdrawn(running)
+            except (CatalogError, StorageAccessError):
                 # The next step tries again, until the attempt expires.
                 is_due = False
             if not is_due:
                 continue
-            if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-                stop_query(running.attempt.number)
             running.cut_ordered, running.alignment_ms = True, monotonic_ms() - running.started_at_ms
+            if is_withdrawn:
+                error = SnapshotAbortedError("The request was withdrawn, the query continues.")
+                self._finished.put(partial(self._not_stored, number, error, after_cut=False))
+                continue
+            if stops:
+                stop_query(number)
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
@@ -341,6 +350,10 @@ class AttemptRunner:
         nothing_runs = positions.offset is None or positions.offset <= positions.commit
         return nothing_runs or positions.commit > running.started_after_batch
 
+    def _is_withdrawn(self, running: _Running) -> bool:
+        request = self._catalog.requests.find(running.attempt.request_id)
+        return request is not None and request.status is RequestStatus.WITHDRAWN
+
     def _may_carry(self, running: _Running) -> bool:
         if running.aligned_only:
             # In these modes a replayed batch may differ, so not even `force_unaligned` allows it.
@@ -391,10 +404,13 @@ class AttemptRunner:
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Before the request is answered, for the reason that `record_end` has.
-            lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
-            self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
-        self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
+            lease, asked_by = self._lease.record, running.request
+            end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded, asked_by=asked_by)
+            self.stopped = end
+            # At once, as the caller waits; `Settlement.query_ended` finds out whether it was withdrawn.
+            self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end, asked_by=asked_by))
+        else:
+            self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
         return AttemptCompleted(monotonic_ms(), number)
 
     def _in_catalog(self, running: _Running, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:

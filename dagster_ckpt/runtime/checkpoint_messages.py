@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotTooLargeError
+from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotAbortedError, SnapshotTooLargeError
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerRequest
 from dagster_ckpt.values.modes import CheckpointingMode
 
@@ -86,7 +86,7 @@ class CheckpointFailureReason(Enum):
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
-            case IncompleteCutError() | SnapshotTooLargeError():
+            case IncompleteCutError() | SnapshotTooLargeError() | SnapshotAbortedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED
             case OSError() if not after_cut:
                 return CheckpointFailureReason.IO_EXCEPTION

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError,
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, decide_restart
 from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.runtime.execution_end import Settlement, stop_before_restart
-from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
+from dagster_ckpt.runtime.run_request import EndKind, Outcome, QueryEnd, RunRequest, take_start
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
 from dagster_ckpt.runtime.telemetry import reporting
@@ -57,7 +57,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         reporting(stream.catalog, stream.stream_id),
         LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease,
     ):
-        refuse_withdrawn(stream, request)
+        take_start(stream, request, lease.record)
         start = request.start_request_id
         hands_over = start is not None and stream.catalog.requests.stopped_for(start)
         return StreamRun(stream, request, acquired, lease, hands_over=hands_over).until_the_end(execution_id)
@@ -85,8 +85,10 @@ class StreamRun:
     def until_the_end(self, execution_id: str) -> Outcome:
         start_from = self._request.start_from
         cause = self._request.cause
+        suspended: str | None = None
         while True:
-            end = self._settlement.query_ended(execution_id, self._execute(execution_id, start_from, cause))
+            ended = self._execute(execution_id, start_from, cause, suspended)
+            end = self._settlement.query_ended(execution_id, ended)
             if end.kind is EndKind.STALLED:
                 # A restart in place would wait for the same thing in this process or its JVM.
                 raise QueryStalledError(
@@ -101,9 +103,11 @@ class StreamRun:
                 return Outcome(end, execution_id)
             # A restart resumes where the query stopped, wherever the run itself started.
             execution_id, start_from, cause = str(uuid.uuid4()), StartFrom(), StartCause.RESTART_IN_PLACE
+            suspended = end.reason if end.kind is EndKind.SAVEPOINT_FAILED else None
             self._predecessor_ended = True
 
-    def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
+    def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause, suspended: str | None) -> QueryEnd:
+        """`suspended` is why the query before was suspended, if its end is not recorded yet."""
         self._stream.catalog.executions.start(
             self._lease.record,
             execution_id,
@@ -111,6 +115,7 @@ class StreamRun:
             cause=cause,
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
             code_version=self._stream.code_version,
+            suspended=suspended,
         )
         while True:
             start = Start(

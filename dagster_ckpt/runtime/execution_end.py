@@ -67,7 +67,8 @@ _ENDS = {
     EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
     # No restart is allowed any more: otherwise the run would not have ended.
     EndKind.FAILED: _End(ExecutionStatus.FAILED, terminal=TerminalState.FAILED),
-    EndKind.SAVEPOINT_FAILED: _End(ExecutionStatus.SUSPENDED, settled=True),
+    # The next execution records it: after a death before that, the stream has to be restarted.
+    EndKind.SAVEPOINT_FAILED: _End(None),
     # A new process may continue.
     EndKind.STALLED: _End(ExecutionStatus.FAILED),
     # See `RunRequest.interrupted_as`.
@@ -87,9 +88,14 @@ def record_end(
     meaning = _ENDS[end.kind]
     if meaning.status is None:
         return True
-    request_id = asked_by.request_id if asked_by is not None else None
     return catalog.executions.end(
-        lease, execution_id, meaning.status, end.reason, settled=meaning.settled, request_id=request_id
+        lease,
+        execution_id,
+        meaning.status,
+        end.reason,
+        settled=meaning.settled,
+        request_id=asked_by.request_id if asked_by is not None else None,
+        snapshot_id=end.savepoint.snapshot_id if end.savepoint is not None else None,
     )
 
 
@@ -157,9 +163,13 @@ class Settlement:
         self._executions = stream.catalog.executions
 
     def query_ended(self, execution_id: str, end: QueryEnd) -> QueryEnd:
-        """Record the end of a query; LEASE_LOST if the catalog refuses it."""
+        """Record the end of a query; LEASE_LOST if the catalog refuses it.
+
+        If a stop with a savepoint was withdrawn meanwhile, its end is SAVEPOINT_FAILED.
+        """
         try:
-            record_end(self._stream.catalog, self._lease.record, execution_id, end)
+            if not record_end(self._stream.catalog, self._lease.record, execution_id, end, asked_by=end.asked_by):
+                end = QueryEnd(EndKind.SAVEPOINT_FAILED, "the stop request was withdrawn, the query continues")
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
                 # While the lease is held: a successor that waits for it would assume that this process died.

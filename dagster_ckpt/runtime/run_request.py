@@ -65,12 +65,18 @@ _ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SU
 
 @dataclass(frozen=True)
 class QueryEnd:
-    """The end of one query; `trace` is the JVM's stack trace of a failure, if any."""
+    """The end of one query.
+
+    Attributes:
+        trace: The JVM's stack trace of a failure, if any.
+        asked_by: The request for a stop with a savepoint, answered when the end is recorded.
+    """
 
     kind: EndKind
     reason: str
     savepoint: SnapshotRecord | None = None
     trace: str | None = None
+    asked_by: RequestRecord | None = None
 
     @staticmethod
     def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
@@ -88,6 +94,8 @@ class RunRequest:
 
     Attributes:
         describe: Returns the query that `start_query` will start, to check it before anything is changed.
+        start_was_answered: Whether the start request was answered before this run, which is executed again.
+        restart_of: The execution that is restarted; not if the stream was stopped since.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
@@ -100,6 +108,7 @@ class RunRequest:
     start_from: StartFrom = field(default_factory=StartFrom)
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
+    start_was_answered: bool = False
     restart_of: str | None = None
     jvm_pid: int | None = None
     application: SparkApplication | None = None
@@ -125,20 +134,31 @@ class Outcome:
         return self.end.savepoint
 
 
-def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
-    """Refuse a start that was withdrawn while it was launched or awaited the lease."""
-    start_request = (
-        stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
-    )
-    if start_request is not None and start_request.status is RequestStatus.WITHDRAWN:
+_STOPPED = (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED, ExecutionStatus.FINISHED)
+
+
+def take_start(stream: StreamHandle, request: RunRequest, lease: LeaseRecord) -> None:
+    """Take the start request under the lease.
+
+    Refuses a start whose request was withdrawn or answered before that, and a restart of a stream that was stopped.
+    """
+    requests = stream.catalog.requests
+    asked = requests.find(request.start_request_id)
+    may_be_answered = request.start_was_answered and asked is not None and asked.status is not RequestStatus.WITHDRAWN
+    if asked is not None and not may_be_answered and not requests.take_start(lease, asked.request_id):
+        answer = requests.get(asked.request_id)
+        what = "withdrawn" if answer.status is RequestStatus.WITHDRAWN else f"answered {answer.status.value}"
+        why = f": {answer.error}" if answer.error is not None else ""
         raise RestartWithdrawnError(
             f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by "
-            f"{start_request.origin} was withdrawn. Request it again."
+            f"{answer.origin} was {what}{why}. Request it again."
         )
-    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
-    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
+    # Not `restart_of` itself: the stream may have been started and stopped by hand since.
+    latest = stream.catalog.executions.latest(stream.stream_id) if request.restart_of is not None else None
+    if latest is not None and latest.status in _STOPPED:
         raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: it is {latest.status.value}, "
+            f"{latest.reason}. Start it by hand."
         )
 
 

@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRe
 from dagster_ckpt.errors import CatalogError, LeaseLostError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, OutputGap
-from dagster_ckpt.runtime.checkpoint_attempts import STOPPED_WITH_SAVEPOINT, AttemptRunner
+from dagster_ckpt.runtime.checkpoint_attempts import AttemptRunner
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
@@ -235,8 +235,8 @@ class Supervisor:
                 self._attempts.answer(request_id, RequestStatus.FAILED, error=f"{reason.name}: {detail}")
             case FailQuery(reason=reason, detail=detail):
                 self._end = self._end or QueryEnd(EndKind.FAILED, f"{reason.name}: {detail}")
-            case StopQuery(number=number):
-                self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, self._attempts.snapshot(number))
+            case StopQuery():
+                self._end = self._attempts.stopped
         return []
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import Holder, LaunchRecord, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import RESTART_OF, Holder, LaunchRecord, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.client import launching as start_order_module
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, StartOrder, start_order
 from dagster_ckpt.errors import CatalogError, RequestFailedError
@@ -138,19 +138,22 @@ class TestLaunched:
         assert order(catalog, request_id).run_id == "launcher"
 
     def test_a_restart_goes_on_with_the_history_of_failures(self, catalog: Catalog) -> None:
-        request_id = asked(catalog, cause=StartCause.RESTART_NEW_RUN.value)
+        request_id = asked(catalog, cause=StartCause.RESTART_NEW_RUN.value, **{RESTART_OF: "failed"})
 
-        assert order(catalog, request_id).cause is StartCause.RESTART_NEW_RUN
+        found = order(catalog, request_id)
+
+        assert (found.cause, found.restart_of) == (StartCause.RESTART_NEW_RUN, "failed")
 
     def test_started_again_by_its_cluster_it_rewinds_no_second_time(self, catalog: Catalog) -> None:
         request_id = asked(catalog, "chk-7")
+        begun(catalog)
         as_writer(catalog, STREAM).requests.resolve(request_id, RequestStatus.COMPLETED)
 
         found = order(catalog, request_id)
 
         assert str(found.start_from) == "latest"
         assert found.request_id is None
-        assert found.cause is StartCause.RESTART_NEW_RUN
+        assert (found.cause, found.restart_of) == (StartCause.RESTART_NEW_RUN, "e")
 
     @pytest.mark.parametrize("status", [RequestStatus.FAILED, RequestStatus.WITHDRAWN])
     def test_a_start_that_nobody_waits_for_is_refused(self, catalog: Catalog, status: RequestStatus) -> None:

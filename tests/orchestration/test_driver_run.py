@@ -19,7 +19,15 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog.records import HANDS_OVER, LAUNCH_OF, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import (
+    HANDS_OVER,
+    LAUNCH_OF,
+    RESTART_OF,
+    ExecutionStatus,
+    RequestKind,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.client import platforms
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, DriverLaunch
 from dagster_ckpt.client.platforms import PlatformLaunch
@@ -354,6 +362,9 @@ def test_a_restart_by_the_supervisor_goes_on_with_the_history_of_failures(driven
     driven.run(follow=False, **{RESTART_OF_TAG: "the execution before"})
 
     assert driven.catalog.executions.latest(JOB).cause is StartCause.RESTART_NEW_RUN
+    request = driven.catalog.requests.get(driven.catalog.launches.latest(JOB).request_id)
+    # If the stream is stopped meanwhile, the driver does not start it.
+    assert request.arguments[RESTART_OF] == "the execution before"
 
 
 @pytest.mark.thorough

@@ -379,6 +379,16 @@ class TestRequest:
         assert request.cause is StartCause.MANUAL
         assert request.start_request_id is None
 
+    @pytest.mark.parametrize("status", [None, RequestStatus.FAILED, RequestStatus.COMPLETED])
+    def test_a_run_that_is_executed_again_does_not_wait_for_a_start_that_was_answered(
+        self, stage: Stage, catalog: Catalog, status: RequestStatus | None
+    ) -> None:
+        asked = catalog.requests.submit("orders", RequestKind.START, origin="a person").request_id
+        if status is not None:
+            as_writer(catalog).requests.resolve(asked, status)
+
+        assert self.requested(stage, **{START_REQUEST_TAG: asked}).start_was_answered is (status is not None)
+
     def test_the_batch_assets_between_other_streams_and_this_one_are_recorded(
         self, stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -25,7 +25,7 @@ from dagster_ckpt.orchestration.run_status import (
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
 from dagster_ckpt.values.modes import RecoveryClaimMode
-from tests.support.as_writer import as_writer
+from tests.support.as_writer import as_writer, holding
 from tests.support.manual_clock import ManualClock
 
 
@@ -152,6 +152,20 @@ def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_no
     answered = supervised.catalog.requests.get(request.request_id)
     assert answered.status is RequestStatus.FAILED
     assert "ended FAILURE before it could start the stream" in (answered.error or "")
+
+
+def test_a_start_that_a_process_carries_out_though_its_run_was_killed_is_left_to_it(supervised: Supervised) -> None:
+    requests = supervised.catalog.requests
+    start = requests.submit("orders", RequestKind.START, origin="a person")
+    supervised.run(DagsterRunStatus.FAILURE, **{START_REQUEST_TAG: start.request_id})
+
+    with holding(supervised.catalog) as lease:
+        assert requests.take_start(lease, start.request_id)
+        assert supervised.tick() == []
+        assert requests.get(start.request_id).status is RequestStatus.PENDING
+
+    assert supervised.tick() == []
+    assert requests.get(start.request_id).status is RequestStatus.FAILED
 
 
 @pytest.mark.parametrize("has_stopped", [False, True], ids=["that still runs", "that has stopped for it"])

@@ -26,8 +26,9 @@ from dagster_ckpt.runtime.run_request import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
-from tests.support.retention_shelf import Shelf
+from tests.support.retention_shelf import HOLDER, Shelf
 
 
 def test_a_first_query_that_cannot_start_does_not_block_the_next_start(stage: Callable[..., Stage]) -> None:
@@ -143,6 +144,66 @@ def test_a_start_that_was_taken_back_is_not_made_by_the_run_that_was_launched_fo
         play.run(start_request_id=request.request_id)
 
     assert (play.started_in, play.ends()) == ([], [])
+
+
+class TestStartThatWasAnswered:
+    """A process that reads its start request may begin minutes later, once it has checked its code."""
+
+    def asked(self, play: Stage) -> str:
+        play.stream.register()
+        return play.stream.catalog.requests.submit("orders", RequestKind.START, origin="a test").request_id
+
+    def test_it_is_not_carried_out_if_its_request_failed_before_it_had_the_lease(
+        self, stage: Callable[..., Stage]
+    ) -> None:
+        play = stage(PlayedQuery(ends=True))
+        request_id = self.asked(play)
+        assert play.stream.catalog.requests.give_up_start(request_id, "its run was killed")
+
+        with pytest.raises(RestartWithdrawnError, match="a test was answered FAILED: its run was killed"):
+            play.run(start_request_id=request_id)
+
+        assert (play.started_in, play.ends()) == ([], [])
+
+    @pytest.mark.parametrize("status", [RequestStatus.FAILED, RequestStatus.COMPLETED])
+    def test_a_run_that_is_executed_again_starts_the_stream(
+        self, stage: Callable[..., Stage], status: RequestStatus
+    ) -> None:
+        play = stage(PlayedQuery(ends=True))
+        request_id = self.asked(play)
+        as_writer(play.stream.catalog).requests.resolve(request_id, status)
+
+        play.run(start_request_id=request_id, start_was_answered=True)
+
+        assert len(play.started_in) == 1
+
+    def test_one_that_is_under_way_is_answered_by_its_own_process_only(self, stage: Callable[..., Stage]) -> None:
+        play = stage(PlayedQuery(ends=True))
+        request_id = self.asked(play)
+        requests, others = play.stream.catalog.requests, []
+
+        def meanwhile() -> None:
+            others.append((requests.fail_start(request_id, "refused"), requests.give_up_start(request_id, "gone")))
+            others.append((requests.is_taken(request_id), requests.get(request_id).status))
+
+        play.queries = [PlayedQuery(ends=True, before=meanwhile)]
+        play.run(start_request_id=request_id)
+
+        assert others == [(False, False), (True, RequestStatus.PENDING)]
+        assert requests.get(request_id).status is RequestStatus.COMPLETED
+
+    def test_one_whose_process_has_lost_its_lease_is_given_up_or_begun_again(self, stage: Callable[..., Stage]) -> None:
+        play = stage()
+        request_id = self.asked(play)
+        catalog = play.stream.catalog
+        for again in (catalog.requests.take_start, lambda *_: catalog.requests.give_up_start(request_id, "it died")):
+            lease = catalog.leases.acquire("orders", HOLDER, 60_000)
+            assert catalog.requests.take_start(lease, request_id)
+            catalog.leases.release("orders", lease.token)
+            assert not catalog.requests.is_taken(request_id)
+            lease = catalog.leases.acquire("orders", HOLDER, 60_000)
+            assert again(lease, request_id)
+            catalog.leases.release("orders", lease.token)
 
 
 class TestTwoStreamsThatNameOneFolder:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotStatus, StartCause
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client import requests
 from dagster_ckpt.errors import (
     CatalogError,
     NothingCommittedError,
     RequestFailedError,
+    StorageAccessError,
 )
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import run_request, supervision
@@ -90,31 +91,42 @@ def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_t
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert len(play.started_in) == 2
     assert "completed too late" in " ".join(play.reports)
+    # The second ended by itself.
+    assert [each[0] for each in play.ends()][1:] == [ExecutionStatus.SUSPENDED] * 2
     assert shelf.stream.catalog.requests.get(request_id).status is RequestStatus.FAILED
 
 
-def test_a_stop_with_a_savepoint_is_answered_once_a_kill_could_not_bring_the_stream_back(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt("killed"), CatalogError("the database is away")], ids=repr)
+def test_a_stop_whose_savepoint_fails_leaves_a_stream_that_is_restarted_if_its_process_dies_at_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    catalog = shelf.stream.catalog
-    resolve, recorded = catalog.requests.resolve, []
+    catalog: Any = shelf.stream.catalog
+    starts = iter([catalog.executions.start])
 
-    def tell(*args: Any, **how: Any) -> bool:
-        recorded.append([(each.status, each.settled) for each in catalog.executions.of_stream("orders", limit=1)])
-        return resolve(*args, **how)
+    def full(*_args: Any, **_how: Any) -> None:
+        raise StorageAccessError("no space left")
 
-    monkeypatch.setattr(catalog.requests, "resolve", tell)
-    asked_to_stop(shelf)
+    def start(*args: Any, **how: Any) -> Any:
+        for first in starts:
+            return first(*args, **how)
+        raise error
 
-    Stage(shelf.stream, [PlayedQuery()]).run()
+    monkeypatch.setattr(shelf.stream.store, "write_savepoint", full)
+    monkeypatch.setattr(catalog.executions, "start", start)
+    request_id = asked_to_stop(shelf)
 
-    assert recorded == [[(ExecutionStatus.FINISHED, False)]]
+    with pytest.raises(type(error)):
+        Stage(shelf.stream, [PlayedQuery()]).run()
+
+    assert catalog.requests.get(request_id).status is RequestStatus.FAILED
+    latest = catalog.executions.latest("orders")
+    assert (latest.status, latest.settled) == (ExecutionStatus.RUNNING, False)
 
 
 STOPS = [(RequestKind.CANCEL, ExecutionStatus.CANCELED), (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED)]
 
 
-@pytest.mark.parametrize(("kind", "status"), STOPS)
+@pytest.mark.parametrize(("kind", "status"), [*STOPS, (RequestKind.STOP_WITH_SAVEPOINT, ExecutionStatus.FINISHED)])
 def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
 ) -> None:
@@ -136,10 +148,12 @@ def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
         answers.append(catalog.requests.get(request.request_id).status)
         return False
 
-    Stage(shelf.stream, [PlayedQuery()]).run(interrupted=look)
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(interrupted=look)
 
-    assert set(answers) == {RequestStatus.PENDING}
-    assert catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+    assert set(answers) <= {RequestStatus.PENDING, RequestStatus.ACCEPTED}
+    answer = catalog.requests.get(request.request_id)
+    assert answer.status is RequestStatus.COMPLETED
+    assert answer.snapshot_id == (outcome.savepoint.snapshot_id if outcome.savepoint is not None else None)
     # Of what is suspended everything is kept, so nothing is left to settle.
     latest = catalog.executions.latest("orders")
     assert latest is not None
@@ -179,6 +193,9 @@ class InABatch(PlayedQuery):
 
     def stop(self, *, within_ms: int | None = None) -> None:
         self.had_committed = (self.live / "commits/1").exists()
+
+    def commits(self) -> None:
+        self._write("commits")
 
     def _write(self, log: str) -> None:
         (self.live / log / "1").write_text((self.live / log / "0").read_text())
@@ -228,6 +245,49 @@ def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
 
     assert withdrawn == [request.request_id]
     assert outcome.end.kind is EndKind.INTERRUPTED
+
+
+def test_a_stop_with_a_savepoint_that_is_withdrawn_before_its_batch_ends_stops_nothing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "REQUEST_POLL_MS", 0)
+    requests = shelf.stream.catalog.requests
+    request_id = asked_to_stop(shelf)
+    query = InABatch(live=shelf.live)
+
+    def withdrawn() -> bool:
+        if requests.get(request_id).status is RequestStatus.ACCEPTED and requests.withdraw(request_id):
+            query.commits()
+        # A later snapshot of the same query: it goes on.
+        if requests.get(request_id).status is RequestStatus.WITHDRAWN:
+            requests.submit("orders", RequestKind.SAVEPOINT, origin="a test", request_id="later")
+            return requests.get("later").status is RequestStatus.COMPLETED
+        return False
+
+    play = Stage(shelf.stream, [query])
+    outcome = play.run(interrupted=withdrawn)
+
+    assert outcome.end.kind is EndKind.INTERRUPTED
+    assert len(play.started_in) == 1
+    [failed] = shelf.stream.catalog.snapshots.of_stream("orders", status=SnapshotStatus.FAILED)
+    assert (failed.request_id, "was withdrawn" in (failed.failure_reason or "")) == (request_id, True)
+
+
+def test_a_stop_that_is_withdrawn_once_its_savepoint_is_complete_starts_the_query_again(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
+    request_id = asked_to_stop(shelf)
+    play = Stage(shelf.stream, [PlayedQuery(), PlayedQuery(ends=True)])
+
+    outcome = play.run()
+
+    assert withdrawn == [request_id]
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert [(status, cause) for status, cause, _ in play.ends()][1:] == [
+        (ExecutionStatus.SUSPENDED, StartCause.MANUAL),
+        (ExecutionStatus.SUSPENDED, StartCause.RESTART_IN_PLACE),
+    ]
 
 
 @pytest.mark.parametrize(("kind", "status"), STOPS)

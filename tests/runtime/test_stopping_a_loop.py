@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt import driver
+from dagster_ckpt.catalog.records import RESTART_OF, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, start_order
 from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
+from dagster_ckpt.flink import program
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run_request import EndKind
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
@@ -73,6 +79,89 @@ def test_a_restart_that_was_launched_before_does_not_begin_after_it(
 
     assert stage.started_in == []
     assert len(stage.ends()) == 1
+
+
+def test_a_queued_restart_does_not_begin_after_the_stream_was_started_and_suspended_by_hand(shelf: Shelf) -> None:
+    shelf.stream.catalog.requests.submit(STREAM, RequestKind.SUSPEND, origin=ME)
+    assert Stage(shelf.stream, [PlayedQuery()]).run().end.kind is EndKind.SUSPENDED
+    late = Stage(shelf.stream, [PlayedQuery(ends=True)])
+
+    with pytest.raises(RestartWithdrawnError, match="it is SUSPENDED, suspend requested by a person"):
+        late.run(cause=StartCause.RESTART_NEW_RUN, restart_of="first")
+
+    assert late.started_in == []
+
+
+def restart_launched(shelf: Shelf) -> str:
+    arguments = {"run_id": "restart", "cause": StartCause.RESTART_NEW_RUN.value, RESTART_OF: "first"}
+    asked = shelf.stream.catalog.requests.submit(STREAM, RequestKind.START, arguments=arguments, origin="a run")
+    return asked.request_id
+
+
+@pytest.fixture
+def drive(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The driver that was launched for a request, or a spare; it has no Spark, so it can only be refused."""
+    monkeypatch.setattr(program, "active_in_thread", lambda _spark: nullcontext())
+    monkeypatch.setattr(program, "application_of", lambda _spark: None)
+    monkeypatch.setattr(program, "jvm_pid", lambda _spark: None)
+    how = {"spark": None, "otherwise": StartFrom(), "unexpected_rows": None, "run_id": None}
+
+    def run(request_id: str | None = None, *, is_spare: bool = False) -> Any:
+        if request_id is not None:
+            monkeypatch.setenv(START_REQUEST_VARIABLE, request_id)
+        return driver._run_once(
+            shelf.stream, lambda: pytest.fail("it starts"), is_spare=is_spare, has_waited=is_spare, **how
+        )  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.mark.parametrize("stop", [cancel, suspend])
+def test_a_driver_that_was_launched_before_does_not_start_after_it(
+    shelf: Shelf, stop: Callable[..., StopResult], drive: Callable[..., Any]
+) -> None:
+    request_id = restart_launched(shelf)
+    stop(shelf.stream, origin=ME)
+
+    with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):
+        drive(request_id)
+
+    answer = shelf.stream.catalog.requests.get(request_id)
+    assert (answer.status, len(Stage(shelf.stream, []).ends())) == (RequestStatus.FAILED, 1)
+
+
+@pytest.mark.parametrize("stop", [cancel, suspend])
+def test_a_driver_that_its_cluster_starts_again_does_not_start_after_it(
+    shelf: Shelf, stop: Callable[..., StopResult], drive: Callable[..., Any]
+) -> None:
+    request_id = restart_launched(shelf)
+    as_writer(shelf.stream.catalog).requests.resolve(request_id, RequestStatus.COMPLETED)
+    stop(shelf.stream, origin=ME)
+
+    with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):
+        drive(request_id)
+
+
+def test_a_spare_does_not_continue_after_it(shelf: Shelf, drive: Callable[..., Any]) -> None:
+    suspend(shelf.stream, origin=ME)
+
+    assert drive(is_spare=True) is None
+    assert len(Stage(shelf.stream, []).ends()) == 1
+
+
+def test_a_start_by_hand_is_carried_out_after_it(shelf: Shelf) -> None:
+    cancel(shelf.stream, origin=ME)
+    asked = shelf.stream.catalog.requests.submit(STREAM, RequestKind.START, origin=ME).request_id
+    environment = {START_REQUEST_VARIABLE: asked}
+    order = start_order(shelf.stream.catalog, STREAM, otherwise=StartFrom(), environment=environment)
+    stage = Stage(shelf.stream, [PlayedQuery(ends=True), PlayedQuery(ends=True)])
+
+    stage.run(cause=order.cause, start_request_id=order.request_id, restart_of=order.restart_of)
+    # As a service starts its program.
+    order = start_order(shelf.stream.catalog, STREAM, otherwise=StartFrom(), environment={})
+    stage.run(cause=order.cause, restart_of=order.restart_of)
+
+    assert len(stage.started_in) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,11 @@ def iso_duration(duration_ms: int) -> str:
 
 
 def utc_time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Format a time since the epoch; one outside of the years 1 to 9999 is a number of milliseconds."""
+    try:
+        return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
 
 
 def rounded_duration(duration_ms: int) -> str:

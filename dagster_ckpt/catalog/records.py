@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -515,10 +516,29 @@ def _dict_in(values: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
+    """None: there is no watermark, it cannot be read, or it is 1970, which Spark reports before its first rows."""
+    return _watermark_ms(watermark) or None if watermark else None
+
+
+def unreadable_watermark(watermark: str | None) -> str | None:
+    return watermark if watermark and _watermark_ms(watermark) is None else None
+
+
+_YEAR = re.compile(r"[+-]?\d{4,9}(?=-\d\d-\d\dT)")
+_CYCLE_YEARS = 400
+_CYCLE_MS = 146_097 * 24 * 3_600_000
+
+
+def _watermark_ms(watermark: str) -> int | None:
+    """Read a time of Spark, also one whose year `datetime` does not have: dates repeat every 400 years."""
+    cycles = 0
+    found = _YEAR.match(watermark)
+    if found is not None:
+        cycles, year = divmod(int(found[0]) - 2000, _CYCLE_YEARS)
+        watermark = f"{2000 + year}{watermark[found.end() :]}"
     try:
-        # Before its first rows, Spark reports 1970.
-        return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
-    except ValueError:
+        return round(datetime.fromisoformat(watermark).timestamp() * 1000) + cycles * _CYCLE_MS
+    except (ValueError, OverflowError):
         return None
 
 

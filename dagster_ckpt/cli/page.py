@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
@@ -75,7 +76,7 @@ def ui(
     # A request to the printed address waits for the server.
     listening = _listen(host, port)
     address = f"http://{_in_address(reached_at[0])}:{listening.getsockname()[1]}/"
-    sign_in = f"{address}sign-in?token={secret}" if secret is not None else None
+    sign_in = f"{address}sign-in?token={quote(secret, safe='')}" if secret is not None else None
     if as_json:
         print_json({"address": address, "sign_in": sign_in})
     else:

@@ -20,7 +20,7 @@ from dagster_ckpt.client.health_facts import (
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.durations import headline, rounded_duration, size, utc_time
 
 MINUTE_MS = 60_000
 _Figures = dict[str, int | float | str]
@@ -331,8 +331,14 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Warn if the watermark is ahead of the clock, which makes every later event a late one."""
+    """Warn if the watermark is ahead of the clock, which makes every later event a late one, or cannot be read."""
     finding = partial(Finding, HealthCheck.EVENT_TIME)
+    if facts.unreadable_watermark is not None:
+        return finding(
+            Verdict.WARN,
+            f"its watermark is {headline(facts.unreadable_watermark)!r}, which cannot be read as a time: examine the "
+            "event times of the input",
+        )
     newest_ms = facts.newest.watermark_ms if facts.newest is not None else None
     watermark_ms = facts.watermark_ms if facts.watermark_ms is not None else newest_ms
     if watermark_ms is None:

@@ -17,6 +17,7 @@ from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
     SnapshotRecord,
+    unreadable_watermark,
     watermark_ms_of,
 )
 from dagster_ckpt.errors import OptionError
@@ -278,6 +279,7 @@ class HealthFacts(SnapshotHistory):
     last_end: str | None = None
     unrestorable: str | None = None
     watermark_ms: int | None = None
+    unreadable_watermark: str | None = None
 
     @property
     def was_never_started(self) -> bool:
@@ -298,6 +300,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
         execution, history = executions.get(stream_id), histories[stream_id]
         progress = (execution.progress if execution is not None else None) or {}
         speed = progress.get("rows_per_second")
+        watermark = str(progress.get("watermark") or "")
         after_ms = max(now_ms - settings[stream_id].loop_window_ms, _completed_at_ms(history.newest))
         failed_runs = [end for end in failed.get(stream_id, ()) if end.at_ms > after_ms]
         silent = _why_silent(catalog, execution, now_ms)
@@ -314,7 +317,10 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
             unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
-            watermark_ms=watermark_ms_of(progress.get("watermark")),
+            watermark_ms=watermark_ms_of(watermark),
+            unreadable_watermark=unreadable_watermark(
+                watermark or (history.newest.watermark if history.newest is not None else None)
+            ),
             inactivity=QueryInactivity.of_record(progress.get("activity")),
         )
     return facts

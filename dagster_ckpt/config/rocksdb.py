@@ -18,6 +18,7 @@ from dagster_ckpt.config.state_backend import (
     checked_settings,
 )
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.redaction import shown_settings
 from dagster_ckpt.values.storage_path import StoragePath
 from dagster_ckpt.values.validation import (
     INT_MAX,
@@ -152,7 +153,7 @@ class RocksDBOptions:
     db_storage_paths: tuple[str, ...] | None = None
     transfer_threads: int | None = None
     ttl_compaction_filter: bool = True
-    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.incremental is not None:
@@ -214,7 +215,9 @@ class RocksDBOptions:
                 Effect.NONE,
                 "Spark removes expired state itself, batch by batch; it has no compaction filter.",
             ),
-            OptionDescription("settings", dict(self.settings), Effect.REAL, "Set on the session before the start."),
+            OptionDescription(
+                "settings", shown_settings(self.settings), Effect.REAL, "Set on the session before the start."
+            ),
         ]
 
     def _incremental(self) -> str:

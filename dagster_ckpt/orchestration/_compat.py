@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._check import CheckError
+from dagster._config import post_process_config, resolve_defaults, resolve_to_config_type, validate_config
 from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -48,6 +49,33 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
         return context.repository_def.asset_graph
     except CheckError:
         return None
+
+
+def unresolved_config(context: dg.OpExecutionContext, fields: Mapping[str, dg.Field]) -> dict[str, Any]:
+    """Return fields of the op's config as given, or their defaults: `{"env": name}` instead of the variable's value."""
+    given: Any = context.run.run_config
+    mapping = context.job_def.config_mapping
+    if mapping is not None:
+        given = mapping.resolve_from_unvalidated_config(given)
+    for name in context.op_handle.path:
+        given = (given.get("ops") or {}).get(name) or {}
+    config = given.get("config") or {}
+    own = {name: config[name] for name in fields if name in config}
+    return dict(resolve_defaults(resolve_to_config_type(dict(fields)), own).value or {})
+
+
+def resolved_config(field: dg.Field, value: Any) -> Any:
+    """Return a field's value with those of environment variables; one that does not fit the field is returned as it is.
+
+    Raises:
+        LookupError: A variable is not set, or its value does not fit.
+    """
+    if not validate_config(field.config_type, value).success:
+        return value
+    resolved = post_process_config(field.config_type, value)
+    if not resolved.success:
+        raise LookupError
+    return resolved.value
 
 
 def latest_check_evaluations(

@@ -24,6 +24,7 @@ BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
 # Kafka partitions whose lag a report plots.
 PLOTTED_PARTITIONS = 16
+_END_OF_9999_MS = 253_402_300_799_999
 TIMELINE_KEY = "dagster_ckpt/timeline"
 PAGE_KEY = "dagster_ckpt/checkpoint_page"
 GRAPH_KEY = "dagster_ckpt/stream_graph"
@@ -128,7 +129,9 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
         "dagster_ckpt/watermark": (
-            snapshot.watermark if watermark_ms is None else dg.MetadataValue.timestamp(watermark_ms / 1000)
+            snapshot.watermark
+            if watermark_ms is None or watermark_ms > _END_OF_9999_MS
+            else dg.MetadataValue.timestamp(watermark_ms / 1000)
         ),
     }
     if lags := snapshot.lags:

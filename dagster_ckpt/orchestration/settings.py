@@ -1,7 +1,8 @@
 """Options as Dagster config.
 
-The `config` parameter of a stream's function is kept in a tag of each run. A run that the supervisor sensor launches
-takes it from there, so that a restart does not change what the query computes.
+The `config` parameter of a stream's function is kept in a tag of each run, with the names of environment variables
+instead of their values. A run that the supervisor sensor launches takes it from there, so that a restart does not
+change what the query computes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields
 from enum import Enum
 from hashlib import sha256
@@ -21,6 +22,7 @@ from pydantic import Field, create_model
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration._compat import resolved_config, unresolved_config
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
 from dagster_ckpt.policies.restart import (
@@ -352,14 +354,30 @@ def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
     """Return the run's config, given or recorded by the run that it continues, and record it."""
-    given: Mapping[str, Any] = context.op_execution_context.op_config
+    given: dict[str, Any] = dict(context.op_execution_context.op_config)
+    fields = {name: each for name, each in kind.to_fields_dict().items() if name not in StreamRunConfig.model_fields}
+    own = {name: given[name] for name in fields if name in given}
+    for name, value in unresolved_config(context.op_execution_context, fields).items():
+        with suppress(LookupError):
+            if name in own and resolved_config(fields[name], value) == own[name]:
+                own[name] = value
     if _BY_SUPERVISOR & context.run.tags.keys():
-        given = {**given, **_recorded_config(context.instance, stream_id, catalog)}
-    own = {
-        name: given[name] for name in kind.model_fields if name in given and name not in StreamRunConfig.model_fields
-    }
+        for name, value in _recorded_config(context.instance, stream_id, catalog).items():
+            if name in fields:
+                own[name], given[name] = value, _resolved(kind, name, fields[name], value)
     context.instance.add_run_tags(context.run.run_id, {CONFIG_TAG: json.dumps(own)})
     return _config_from(kind, given)
+
+
+def _resolved(kind: type[dg.Config], name: str, field: dg.Field, value: Any) -> Any:
+    # Earlier versions recorded resolved values.
+    try:
+        return resolved_config(field, value)
+    except LookupError:
+        raise OptionError(
+            f"The field {name} of {kind.__name__}, in the config recorded by the run before, names an environment "
+            "variable that is not set for this run, or whose value does not fit. Set it where runs are executed."
+        ) from None
 
 
 def _recorded_config(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -78,7 +79,11 @@ def iso_duration(duration_ms: int) -> str:
 
 
 def utc_time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Format a time since the epoch; one outside of the years 1 to 9999 is a number of milliseconds."""
+    try:
+        return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
 
 
 def rounded_duration(duration_ms: int) -> str:
@@ -105,18 +110,18 @@ def rounded_duration(duration_ms: int) -> str:
 
 
 def checked_timezone(option: str, timezone: str) -> str:
-    # Slow to import; only policies that follow a calendar need it.
-    import pendulum  # noqa: PLC0415
-    from pendulum.tz.exceptions import InvalidTimezone  # noqa: PLC0415
-
+    allowed = "must be a name such as UTC or Europe/Berlin"
+    if not isinstance(timezone, str):
+        raise OptionTypeError(f"{option} is {timezone!r}, but {allowed}.")
     try:
-        pendulum.timezone(timezone)
-    except (InvalidTimezone, ValueError) as error:
-        raise OptionError(f"{option} is {timezone!r}, but must be a name such as Europe/Berlin.") from error
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise OptionError(f"{option} is {timezone!r}, but {allowed}.") from error
     return timezone
 
 
 def local_time(at_ms: int, timezone: str) -> pendulum.DateTime:
+    # Slow to import; only policies that follow a calendar need it.
     import pendulum  # noqa: PLC0415
 
     return pendulum.from_timestamp(at_ms / 1000, tz=timezone)

@@ -22,12 +22,29 @@ _SECRET_NAME = re.compile(rf"(?:{_NAMED}|(?:[\w.\-]*[._-])?(?:key|pass)|sig|sas|
 _URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
 # In these URLs the part before the `@` is a container.
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")
-_QUOTED = r"\\?'[^']*'|\\?\"[^\"]*\""
-_BARE = r"[^\s&;,'\")\]}\\]+"
-_KEYWORD = re.compile(
-    rf"(?P<name>\b(?:{_NAMED}|sig|sas))(?P<sign>\\?['\"]?\s*[=:]\s*|%3[Dd])(?P<value>{_QUOTED}|{_BARE})", re.IGNORECASE
+# A backslash or a second quote escapes a quote. Without a closing quote, the rest of the line is the value.
+_AFTER = r"(?=[\s,;)\]}'\"\\]|\Z)"
+_QUOTED = "|".join(
+    rf"\\{quote}(?:\\\\\\.|\\[^{quote}]|[^{quote}\\])*+\\{quote}{_AFTER}"
+    rf"|{quote}(?:\\.|{quote}{quote}|[^{quote}\\])*+{quote}{_AFTER}"
+    rf"|\\?{quote}[^{quote}]*{quote}|\\?{quote}[^{quote}\n]*"
+    for quote in "'\""
 )
-_OPTION = re.compile(rf"(?P<name>(?<![\w-])--?{_NAMED})(?P<sign>\s+)(?P<value>{_QUOTED}|{_BARE})", re.IGNORECASE)
+
+
+def _group(begin: str, end: str) -> str:
+    simple = nested = rf"{begin}[^{begin}{end}]*+{end}"
+    for _ in range(3):
+        nested = rf"{begin}(?:{_QUOTED}|[^{begin}{end}]|{nested})*+{end}"
+    return f"{nested}|{simple}"
+
+
+_GROUP = "|".join((_group(r"\{", r"\}"), _group(r"\[", r"\]")))
+# A closing quote or bracket within a word belongs to it.
+_BARE = r"(?:[^\s&;,'\")\]}\\]|['\")\]}](?=\w)|\\(?=[^\Wnrt]))+"
+_VALUE = f"(?P<value>{_QUOTED}|{_GROUP}|{_BARE})"
+_KEYWORD = re.compile(rf"(?P<name>\b(?:{_NAMED}|sig|sas))(?P<sign>\\?['\"]?\s*[=:]\s*|%3[Dd]){_VALUE}", re.IGNORECASE)
+_OPTION = re.compile(rf"(?P<name>(?<![\w-])--?{_NAMED})(?P<sign>\s+){_VALUE}", re.IGNORECASE)
 _SCHEME_AND_KEY = re.compile(r"\b(?P<name>bearer|basic)(?P<sign>\s+)(?P<value>[A-Za-z0-9._~+/=\-]{8,})", re.IGNORECASE)
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)

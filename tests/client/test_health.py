@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,6 +35,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.spark.query.query import TaskCounts
+from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.support.as_writer import as_writer
 
@@ -199,6 +201,47 @@ def test_an_upgrade_whose_new_run_never_starts_is_no_good_health(tmp_path: Path,
     found = judge(facts, CheckpointConfig(interval=60_000).options, HealthSettings(), now_ms=clock[0])
 
     assert {each.check: each.verdict for each in found}[HealthCheck.PROGRESS].value == verdict
+
+
+@pytest.mark.parametrize(
+    ("watermark", "verdict", "words"),
+    [
+        ("1970-01-01T00:00:00.000Z", "PASS", "no watermark was reported"),
+        ("2027-01-15T07:59:59.999Z", "PASS", "its watermark is 2027-01-15 07:59:59 UTC"),
+        ("9999-12-31T23:59:59.999Z", "WARN", "its watermark is 9999-12-31 23:59:59 UTC, ahead of the clock"),
+        # As Spark prints the microseconds of 2023 that were read as milliseconds.
+        ("+55840-11-08T22:13:20.000Z", "WARN", "its watermark is 1700000000000000 ms, ahead of the clock"),
+        ("55840-11-08T22:13:20.000Z", "WARN", "its watermark is 1700000000000000 ms, ahead of the clock"),
+        ("+292278994-08-17T07:12:55.807Z", "WARN", "its watermark is 9223372036854775807 ms, ahead of the clock"),
+        ("about noon", "WARN", "its watermark is 'about noon', which cannot be read as a time"),
+    ],
+)
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_watermark_is_judged_as_spark_prints_it(
+    tmp_path: Path, watermark: str, verdict: str, words: str, is_running: bool
+) -> None:
+    with closing(Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: NOW_MS)) as catalog:
+        catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
+        if is_running:
+            holder = Holder("one", "run", "ours", 4711, 1, "boot")
+            as_writer(catalog).executions.start("one", run_id="run", cause=StartCause.MANUAL, holder=holder)
+            as_writer(catalog).executions.running("one", live_directory="/live", recovery={})
+            as_writer(catalog).executions.heartbeat("one", {"watermark": watermark})
+        else:
+            take(catalog, 1, watermark=watermark)
+        facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=NOW_MS)["orders"]
+
+    found = judge(facts, CheckpointConfig(interval=60_000).options, HealthSettings(), now_ms=NOW_MS)
+
+    (finding,) = (each for each in found if each.check is HealthCheck.EVENT_TIME)
+    assert (finding.verdict.value, words in finding.message) == (verdict, True), finding.message
+
+
+def test_a_time_that_no_calendar_has_is_a_number() -> None:
+    assert utc_time(NOW_MS) == "2027-01-15 08:00:00 UTC"
+    assert [utc_time(far) for far in (10**15, -(10**15), 10**30)] == [
+        f"{far} ms" for far in (10**15, -(10**15), 10**30)
+    ]
 
 
 def fail(catalog: Catalog, number: int, reason: str) -> None:

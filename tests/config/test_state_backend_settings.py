@@ -288,3 +288,21 @@ def test_a_changed_backend_is_another_value() -> None:
     changed.set_number_of_transfer_threads(4)
     assert changed != EmbeddedRocksDBStateBackend()
     assert spark_settings_of(PredefinedOptions.DEFAULT) == {}
+
+
+def test_a_secret_in_the_settings_of_a_backend_is_not_shown() -> None:
+    settings = {"spark.hadoop.fs.s3a.secret.key": "S3CR3T", "spark.example.size": 1}
+    embedded = EmbeddedRocksDBStateBackend(True, settings=settings)
+    backends = (
+        embedded,
+        RocksDBStateBackend("file:///c", settings=settings),
+        CustomStateBackend("com.example.Provider", settings),
+    )
+    for backend in backends:
+        assert backend.spark_settings()["spark.hadoop.fs.s3a.secret.key"] == "S3CR3T"
+        (shown,) = (each.value for each in backend.describe() if each.option == "settings")
+        assert shown == {"spark.hadoop.fs.s3a.secret.key": "***", "spark.example.size": 1}
+        assert "S3CR3T" not in repr(backend) + str(backend.describe())
+    with pytest.raises(OptionError, match="does not define where snapshots are stored") as refused:
+        RocksDBStateBackend(checkpoint_stream_backend=embedded)
+    assert "S3CR3T" not in str(refused.value)

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.metadata.source_code import CodeReferencesMetadataSet
 from orchestration_catalog import begin_execution, register
+from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.launching import DriverLaunch
@@ -37,6 +38,13 @@ class Speed(Enum):
 class Limits(dg.Config):
     rows: int = 10
     speed: Speed = Speed.SLOW
+
+
+class Access(dg.Config):
+    api_key: str = "none"
+    default_key: str = dg.EnvVar("DEFAULT_KEY")
+    limits: Limits = Limits()
+    labels: dict[str, str] = Field(default={})
 
 
 @streaming_asset()
@@ -103,6 +111,80 @@ class TestConfig:
             (10, Speed.SLOW),
         ]
         assert "start_from" not in restarted.tags[CONFIG_TAG]
+
+    @pytest.mark.parametrize("is_of_the_job", [False, True])
+    def test_a_secret_is_recorded_as_the_name_of_its_variable_which_a_restart_reads_again(
+        self,
+        catalog: Catalog,
+        catalog_resource: CheckpointCatalogResource,
+        instance: dg.DagsterInstance,
+        monkeypatch: pytest.MonkeyPatch,
+        is_of_the_job: bool,
+    ) -> None:
+        register(catalog, "limited")
+        given = {"api_key": {"env": "API_KEY"}, "limits": {"rows": 3}, "labels": {"env": "production"}}
+        config = {"ops": {"body": {"config": given}}}
+        found: list[Any] = []
+
+        @dg.op(config_schema={**StreamRunConfig.to_fields_dict(), **Access.to_fields_dict()})
+        def body(context):  # type: ignore[no-untyped-def]
+            found.append(config_of_run(context, Access, "limited", catalog_resource))
+
+        @dg.job(config=config if is_of_the_job else None)
+        def job() -> None:
+            body()
+
+        def run(config: dict[str, Any], recorded: str | None = None, **tags: str) -> str:
+            done = job.execute_in_process(config, instance=instance, tags=tags, raise_on_error=False)
+            assert done.success, done.all_events
+            begin_execution(catalog, "limited", done.run_id)
+            if recorded is not None:
+                instance.add_run_tags(done.run_id, {CONFIG_TAG: recorded})
+            run = instance.get_run_by_id(done.run_id)
+            assert run is not None
+            return run.tags[CONFIG_TAG]
+
+        monkeypatch.setenv("API_KEY", "first")
+        monkeypatch.setenv("DEFAULT_KEY", "of-default")
+        tags = [run({} if is_of_the_job else config)]
+        monkeypatch.setenv("API_KEY", "rotated")
+        tags += [run({}, **{RESTART_OF_TAG: "before"}) for _ in range(2)]
+
+        assert [each.api_key for each in found] == ["first", "rotated", "rotated"]
+        for each in found:
+            assert (each.limits, each.labels) == (Limits(rows=3), {"env": "production"})
+            assert each.default_key == "of-default"
+        assert not any(secret in tag for tag in tags for secret in ("first", "rotated", "of-default"))
+        assert len(set(tags)) == 1
+
+        # As earlier versions recorded it.
+        run({}, recorded='{"api_key": "plain", "limits": {"rows": 4, "speed": "fast"}}')
+        run({}, **{RESTART_OF_TAG: "before"})
+        assert (found[-1].api_key, found[-1].limits) == ("plain", Limits(rows=4, speed=Speed.FAST))
+
+    def test_a_restart_without_the_variable_says_which_field_needs_it(
+        self,
+        catalog: Catalog,
+        catalog_resource: CheckpointCatalogResource,
+        instance: dg.DagsterInstance,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        register(catalog, "limited")
+        monkeypatch.setenv("DEFAULT_KEY", "of-default")
+
+        @dg.op(config_schema={**StreamRunConfig.to_fields_dict(), **Access.to_fields_dict()})
+        def body(context):  # type: ignore[no-untyped-def]
+            config_of_run(context, Access, "limited", catalog_resource)
+
+        @dg.job
+        def job() -> None:
+            body()
+
+        done = job.execute_in_process(instance=instance)
+        begin_execution(catalog, "limited", done.run_id)
+        instance.add_run_tags(done.run_id, {CONFIG_TAG: '{"api_key": {"env": "API_KEY"}}'})
+        with pytest.raises(OptionError, match=r"field api_key of Access, .* variable that is not set"):
+            job.execute_in_process(instance=instance, tags={RESTART_OF_TAG: "before"})
 
     def test_a_field_that_a_run_of_the_supervisor_cannot_fill_is_refused(self) -> None:
         class Required(dg.Config):

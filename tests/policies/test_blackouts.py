@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pendulum
 import pytest
 import yaml
 
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.retention import KeepRules, NewestPer
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
 
 CASES = yaml.safe_load((Path(__file__).parent / "blackouts.yaml").read_text(encoding="utf-8"))
@@ -48,6 +50,13 @@ def test_where_windows_overlap_the_last_end_counts() -> None:
 def test_a_window_that_does_not_exist_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Blackout(**wrong)
+
+
+@pytest.mark.parametrize("timezone", ["utc", "europe/berlin", "Europe", "", "../UTC", 3, None, ["UTC"]])
+def test_a_time_zone_that_no_moment_could_be_converted_to_is_refused(timezone: Any) -> None:
+    for make in (partial(Blackout, "22:00", "06:00"), partial(NewestPer, "day", 1), partial(KeepRules, daily=1)):
+        with pytest.raises((OptionError, OptionTypeError), match="must be a name such as UTC or Europe/Berlin"):
+            make(timezone=timezone)
 
 
 def test_days_that_are_written_as_a_list_are_kept_as_a_tuple() -> None:

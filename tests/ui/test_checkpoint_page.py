@@ -382,6 +382,12 @@ def command(golden: GoldenStream, *options: str) -> Iterator[tuple[subprocess.Po
             process.kill()
 
 
+def test_the_printed_address_signs_in_with_any_token(golden: GoldenStream) -> None:
+    with command(golden, "--token", "q+Zr8/1d9X0=&x#y 100%é") as (_, addresses):
+        answer = requests.get(addresses["sign_in"], allow_redirects=False, timeout=30)
+    assert answer.status_code == 303
+
+
 @pytest.mark.thorough(but="2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_the_command_serves_the_page_until_ctrl_c_and_withdraws_what_its_actions_wait_for(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -109,15 +108,9 @@ def _event_time(subject: Subject) -> Iterator[Finding]:
         yield warning(
             Code.WATERMARK_AHEAD,
             f"{COMMITS}/{commit}",
-            f"The watermark is {_shown(watermark_ms)}, ahead of the clock: an event with a wrong time has moved it. "
+            f"The watermark is {utc_time(watermark_ms)}, ahead of the clock: an event with a wrong time has moved it. "
             "Spark drops every event before it as late.",
         )
-
-
-def _shown(at_ms: int) -> str:
-    with suppress(OverflowError, ValueError):
-        return utc_time(at_ms)
-    return f"{at_ms} ms"
 
 
 def _is_continuous(subject: Subject) -> bool:

@@ -235,14 +235,14 @@ class _Preparation:
         moves = isinstance(plan, Rewind) and (plan.source_offsets is not None or plan.sources is not None)
         pending = ToBatch(
             batch_id=batch_id,
-            sinks=tuple(wrote_to),
+            sinks=self._to_undo(wrote_to),
             query_id=query_id,
             query_ids=tuple(query_ids_of(stream)),
             may_repeat=is_fork,
             accepts_loss=self.accept_loss,
         )
         # Fail before anything is changed.
-        for sink in self._allowed(sinks_of(wrote_to)):
+        for sink in self._allowed(sinks_of(pending.sinks)):
             sink.check_roll_back(self._point(batch_id, pending))
         started_ms = monotonic_ms()
         others = [sink.name for sink in sinks_of(wrote_to) if not sink.rolls_back]
@@ -316,7 +316,7 @@ class _Preparation:
             origin=StateOrigin.empty(self.record.live_directory),
             # Hide what earlier executions wrote, too: a file sink skips batch numbers that it knows.
             pending_restore=Emptied(
-                sinks=tuple(sinks_written(stream)),
+                sinks=self._to_undo(sinks_written(stream)),
                 query_ids=tuple(query_ids_of(stream)),
                 accepts_loss=self.accept_loss,
             ),
@@ -345,6 +345,13 @@ class _Preparation:
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)
         return any(batch is not None and batch > after for batch in newest)
+
+    def _to_undo(self, wrote_to: Sequence[str]) -> tuple[str, ...]:
+        """Add sinks that the catalog does not list as written last, such as a table under another name."""
+        return tuple(sink.name for sink in self._with_rolled_back(sinks_of(wrote_to)))
+
+    def _with_rolled_back(self, sinks: Sequence[Sink]) -> list[Sink]:
+        return [*sinks, *(sink for sink in self.sinks.of(Verdict.ROLL_BACK) if not sink.is_among(sinks))]
 
     def _allowed(self, sinks: Sequence[Sink]) -> list[Sink]:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
@@ -380,12 +387,11 @@ class _Preparation:
                     )
                 ours = self.sinks.of(Verdict.ROLL_BACK)
                 logs = with_moved_logs(logs_in_snapshot(stream.store, location), ours)
-                batch_id, sinks = header.batch_id, sinks_in(header.properties)
-                sinks += [sink for sink in ours if not sink.is_among(sinks)]
+                batch_id, sinks = header.batch_id, self._with_rolled_back(sinks_in(header.properties))
             case ToBatch(batch_id=batch_id, sinks=names):
-                sinks = sinks_of(names)
+                sinks = self._with_rolled_back(sinks_of(names))
             case Emptied(sinks=names):
-                sinks = sinks_of(names)
+                sinks = self._with_rolled_back(sinks_of(names))
         undone = pending if isinstance(pending, SinkRollBack) else None
         allowed = self._allowed(sinks)
         for sink in allowed:

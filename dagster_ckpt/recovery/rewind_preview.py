@@ -37,6 +37,7 @@ from dagster_ckpt.recovery.undone_reads import ReaderOfStream
 from dagster_ckpt.sinks.batch_in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
+from dagster_ckpt.sinks.sink_ownership import Verdict
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, live_query_id
@@ -168,7 +169,8 @@ def preview_rewind(
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
     snapshot_files = _snapshot_files(stream, plan)
     apart = _distance(live, plan, snapshot_files)
-    entries = _log_entries(stream, plan, snapshot_files)
+    rolled_back = survey.of(Verdict.ROLL_BACK)
+    entries = _log_entries(stream, plan, snapshot_files, rolled_back)
     replay = Replay(
         to_batch=to_batch,
         query_id=_query_id(plan, live),
@@ -180,7 +182,8 @@ def preview_rewind(
     )
     judged = forecast_sinks(stream, survey, output, replay)
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
-    sinks = (*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged)))
+    affected = distinct([*_sinks(stream, plan), *rolled_back])
+    sinks = (*judged, *(sink.forecast(replay) for sink in affected if not _is_judged(sink, judged)))
     return RewindPreview(
         plan=plan,
         rows=_rows(stream, facts, plan, to_batch, apart),
@@ -319,12 +322,12 @@ def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes
 
 
 def _log_entries(
-    stream: StreamHandle, plan: RecoveryPlan, files: Mapping[str, bytes]
+    stream: StreamHandle, plan: RecoveryPlan, files: Mapping[str, bytes], rolled_back: Sequence[Sink]
 ) -> dict[str, Sequence[SinkEntry]] | None:
     if plan.snapshot is None:
         return None
     logs = logs_of_sinks(_properties(stream, plan.snapshot), files)
-    return with_moved_logs(logs, sinks_of(sinks_written(stream)))
+    return with_moved_logs(logs, [*sinks_of(sinks_written(stream)), *rolled_back])
 
 
 def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str, bytes]) -> Distance | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.pending_restore import Emptied, Forked, ToBatch, ToSnapshot
 from dagster_ckpt.catalog.records import StreamRecord
-from dagster_ckpt.errors import SharedSinkError, StorageAccessError
+from dagster_ckpt.errors import CkptError, SharedSinkError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import (
     Clone,
@@ -26,12 +26,14 @@ from dagster_ckpt.sinks.file_sink_repair import LogTrouble, damaged_log, log_tro
 from dagster_ckpt.sinks.registry import described_sink, logs_in_snapshot, other_sinks, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch
 from dagster_ckpt.sinks.sink_ownership import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import (
     KnownSink,
+    identities_of_sinks,
     is_moved_output,
     known_in,
     known_of_executions,
@@ -185,6 +187,8 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         other: sinks_of(names) for other, names in stream.catalog.executions.sinks_by_other(stream.stream_id).items()
     }
     named = NamedSinks.of(output, last_sinks, [sink for sink, _ in noted] if aim.start is not Start.CLEAN else [])
+    if aim.start in (Start.TO_SNAPSHOT, Start.TO_BATCH, Start.EMPTY):
+        ours += [sink for sink in named.sinks if not sink.is_among(ours) and _was_written(stream, sink)]
     left_behind = aim.is_unfinished or aim.snapshot_id not in {
         snapshot.snapshot_id for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
     }
@@ -232,6 +236,27 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
 def _ever_written(stream: StreamHandle) -> list[str]:
     reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
     return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
+
+
+def _was_written(stream: StreamHandle, sink: Sink) -> bool:
+    """Whether the stream wrote to a table that it last wrote to under another name, or before another table."""
+    executions = stream.catalog.executions
+    identities = {
+        known for each in executions.of_stream(stream.stream_id) for known in identities_of_sinks(each).values()
+    }
+    # A stream that continues the state of another one may have had its query id.
+    theirs = {(each.progress or {}).get("query_id") for each in executions.newest_by_other(stream.stream_id).values()}
+    own = [each for each in query_ids_of(stream) if sink.knows_queries and each not in theirs]
+    if not isinstance(sink, TableSink) or not (identities or own):
+        return False
+    try:
+        found = sink.look()
+        if found is not None and found.identity in identities:
+            return True
+        return any(newest_batch(sink, each) is not None for each in own)
+    except CkptError:
+        # Its forecast says why it cannot be read.
+        return True
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.sinks.table import TableSink
@@ -34,6 +34,7 @@ class InFlight(StrEnum):
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
     REFUSE: As ROLL_BACK, but the sink cannot go back.
     FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
+    AHEAD: The sink has later batches of this query, which its live directory has lost.
     """
 
     RUN = "RUN"
@@ -41,6 +42,7 @@ class InFlight(StrEnum):
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"
     FOREIGN = "FOREIGN"
+    AHEAD = "AHEAD"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ class Decision:
                     f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
                     "Spark would skip this query's own batches up to there.",
                     "Start from a snapshot with start_from=...: that rolls the sink back.",
+                )
+            case InFlight.AHEAD:
+                back = "empty and discard_state" if self.batch_id < 0 else f"batch-{self.batch_id}"
+                return told(
+                    SinkEffect.IRREVERSIBLE,
+                    f"It has batches after {next_batch} of this query, which the live directory does not have: a power "
+                    "failure lost its newest files, or it is an older copy. The query would plan these batches again, "
+                    "and the sink would drop their rows.",
+                    f"Start with start_from={back}, which takes the sink back, or from a newer snapshot.",
                 )
             case InFlight.REFUSE:
                 return told(
@@ -168,7 +179,7 @@ def settle_in_flight(
 def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
     """Raise RowsAtRiskError if a sink would skip a batch without its state, and cannot be rolled back."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
-    stops = (InFlight.REFUSE, InFlight.FOREIGN)
+    stops = (InFlight.REFUSE, InFlight.FOREIGN, InFlight.AHEAD)
     forecasts = [each.forecast() for each in found if each.what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
     if refused:
@@ -177,22 +188,53 @@ def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back
 
 
 def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
-    memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
+    memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS or _drops_unplanned(sink)]
     if not memories:
         return []
     at = unfinished(live)
     found = []
     for sink in memories:
-        if sink.knows_queries and not _asks_the_sink(at):
-            continue
-        newest = newest_batch(sink, live_query_id(live) if sink.knows_queries else None)
-        if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
-            what = InFlight.FOREIGN
-        else:
-            can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
-            what = decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
-        found.append(Decision(sink, at.batch_id, what))
+        can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
+        decide = _of_query if sink.knows_queries else _of_any_query
+        what = decide(live, at, sink, can_go_back=can_go_back)
+        if what is not None:
+            found.append(Decision(sink, at.batch_id, what))
     return found
+
+
+def _of_any_query(live: LiveDirectory, at: Unfinished, sink: Sink, *, can_go_back: bool) -> InFlight:
+    newest = newest_batch(sink, None)
+    if newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
+        return InFlight.FOREIGN
+    return decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
+
+
+def _of_query(live: LiveDirectory, at: Unfinished, sink: Sink, *, can_go_back: bool) -> InFlight | None:
+    must_answer = sink.on_repeat is OnRepeat.SKIPS and _asks_the_sink(at)
+    newest = None
+    # Otherwise, an unreadable table must not prevent a start.
+    with nullcontext() if must_answer else suppress(CkptError):
+        if must_answer or _drops_unplanned(sink):
+            newest = _newest_known(sink, live_query_id(live))
+    is_ahead = newest is not None and newest > at.batch_id and _never_planned(live, newest)
+    if is_ahead and newest != at.batch_id + 1:
+        return InFlight.AHEAD
+    if not (is_ahead or must_answer):
+        return None
+    return decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
+
+
+def _drops_unplanned(sink: Sink) -> bool:
+    """Whether it drops a batch that it has of the query even if the query has planned it again, with other rows."""
+    return sink.knows_queries and sink.rolls_back
+
+
+def _newest_known(sink: Sink, query_id: str | None) -> int | None:
+    if sink.on_repeat is OnRepeat.SKIPS or query_id is None:
+        return newest_batch(sink, query_id)
+    # It does not recognize an undone batch.
+    found = sink.look([query_id])
+    return found.batch if found is not None else None
 
 
 def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
@@ -202,7 +244,7 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 
 
 def _asks_the_sink(at: Unfinished) -> bool:
-    """Whether the sink matters: where state is available, an unreadable table must not prevent a start."""
+    """Whether it matters if the sink has the planned batch: not if the state after it is available."""
     return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED
 
 

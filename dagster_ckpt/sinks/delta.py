@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.delta_log import DeltaLog, DeltaPlan
 from dagster_ckpt.sinks.delta_roll_back import (
     UnknownDeltaError,
@@ -32,6 +32,7 @@ from dagster_ckpt.sinks.sink import (
     ReadOfSink,
     Replay,
     RollBack,
+    Sink,
     SinkEffect,
     SinkForecast,
 )
@@ -75,6 +76,9 @@ class DeltaTable(TableSink):
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
         return f"DeltaSink[{place}]" if output_format == "delta" else None
+
+    def is_same(self, other: Sink) -> bool:
+        return isinstance(other, DeltaTable) and same_folder(self.folder, other.folder)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         files = self._files()

@@ -97,14 +97,15 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """What executions, newest first, recorded of a sink; None if the stream wrote elsewhere last."""
+    """What executions, newest first, recorded of a sink; None if the stream wrote elsewhere, or otherwise, last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
         names = record.get("sinks")
         if not isinstance(names, list) or not names:
             continue
-        if not sink.is_among(sinks_of([str(name) for name in names])):
+        # A `foreachBatch` function may leave out batches that the table's own sink would have written.
+        if not sink.is_among([each for each in sinks_of([str(name) for name in names]) if type(each) is type(sink)]):
             return None
         if isinstance(record.get("batch_id"), int):
             return KnownSink(identity, record["batch_id"], goes_on=True)

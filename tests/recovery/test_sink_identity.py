@@ -202,3 +202,16 @@ def test_a_stream_that_has_written_there_itself_may_begin_anew(history: History)
     writer.heartbeat("second", {"sinks": [sink]})
 
     assert SinkEffect.SHARED not in {each.effect for each in preview(other, NamedOutput("delta", "/data/shops")).sinks}
+
+
+def test_a_function_that_left_batches_out_does_not_stop_the_code_that_replaces_it(
+    history: History, tmp_path: Path
+) -> None:
+    log = tmp_path / "shops/_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text('{"metaData": {"id": "a"}}')
+    sink = f"ForeachBatchSink[delta:{log.parent}]"
+    noted = {"batch_id": LAST, "sinks": [sink], "sink_ids": {sink: {"id": "a"}}}
+    as_writer(history.shelf.stream.catalog, STREAM).executions.heartbeat("first", noted)
+
+    assert preview(history.shelf.stream, NamedOutput("delta", str(log.parent))).sinks == ()

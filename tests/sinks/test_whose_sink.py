@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
 from dagster_ckpt.recovery import source_inputs
+from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import Resume
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.rewind_preview import preview_rewind
 from dagster_ckpt.recovery.sink_survey import survey_sinks
-from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.sinks.delta import DeltaTable
+from dagster_ckpt.sinks.sink import SinkEffect, SinkForecast
+from dagster_ckpt.sinks.table import TablePlan
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
-from tests.support.as_writer import as_writer, keeping
+from tests.support.as_writer import TEST, as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 
@@ -228,3 +236,114 @@ def test_a_table_that_the_query_no_longer_names_is_not_rolled_back_for_its_batch
     assert any("/table]" in each for each in settled(NamedOutput("delta", str(tmp_path / "table"))))
     assert table in settled(None)
     assert table in settled(NamedOutput("delta", None))
+
+
+class Orders:
+    """The stream's Delta table, written by hand; `versions` has those that a start restored."""
+
+    def __init__(self, history: History, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.history, self.folder, self.query_id = history, root / "orders", history.query_id
+        self.versions: list[int] = []
+        self.write(self.query_id)
+        self.note("first", "delta")
+
+        def commit(_: DeltaTable, plan: TablePlan) -> None:
+            self.versions.append(plan.basis.version)
+
+        # Both need a session.
+        monkeypatch.setattr(DeltaTable, "commit", commit)
+        monkeypatch.setattr(DeltaTable, "fence", lambda *_: None)
+
+    def write(self, query_id: str) -> None:
+        (self.folder / "_delta_log").mkdir(parents=True, exist_ok=True)
+        for batch in range(LAST + 1):
+            actions = [{"txn": {"appId": query_id, "version": batch}}, {"add": {"path": str(batch)}}]
+            actions += [] if batch else [{"metaData": {"id": "its id"}}]
+            (self.folder / f"_delta_log/{batch:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    def note(self, execution: str, kind: str, *, stream_id: str = STREAM, folder: Path | None = None) -> None:
+        place = folder or self.folder
+        name = f"DeltaSink[file:{place}]" if kind == "delta" else f"ForeachBatchSink[delta:{place}]"
+        noted = {"batch_id": LAST, "query_id": self.query_id, "sinks": [name]}
+        noted |= {} if folder is not None else {"sink_ids": {name: {"id": "its id"}}}
+        as_writer(self.history.shelf.stream.catalog, stream_id).executions.heartbeat(execution, noted)
+
+    def forecast(self, text: str, output: NamedOutput) -> list[SinkForecast]:
+        stream, start_from = self.history.shelf.stream, StartFrom(text, discard_state=text == "empty")
+        facts = recovery_facts(stream, start_from, predecessor_ended=True, output=output)
+        told = preview_rewind(stream, facts, verbs.planned_start(stream, start_from), output).sinks
+        return [each for each in told if each.effect is not SinkEffect.UNTOUCHED]
+
+    def start(self, text: str, output: NamedOutput) -> str | None:
+        """Return the query's id after a start."""
+        stream = self.history.shelf.stream
+        plan = verbs.planned_start(stream, StartFrom(text, discard_state=text == "empty"))
+        with keeping(stream.catalog, STREAM) as lease:
+            return live_query_id(prepare(stream, plan, lease, output).live)
+
+
+@pytest.fixture
+def orders(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orders:
+    return Orders(history, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("text", "version"), [("batch-3", 3), ("empty", -1)])
+@pytest.mark.parametrize("case", ["moved", "foreachBatch now", "foreachBatch no more", "written before another one"])
+def test_the_streams_own_table_goes_back_under_whatever_name(
+    orders: Orders, tmp_path: Path, text: str, version: int, case: str
+) -> None:
+    output = NamedOutput("delta", str(orders.folder))
+    if case == "moved":
+        shutil.move(orders.folder, tmp_path / "renamed")
+        output = NamedOutput("delta", str(tmp_path / "renamed"))
+    elif case == "foreachBatch now":
+        output = NamedOutput("foreachbatch", f"delta:{orders.folder}")
+    elif case == "foreachBatch no more":
+        orders.note("first", "foreachbatch")
+    else:
+        orders.history.shelf.execution("second")
+        orders.note("second", "delta", folder=tmp_path / "elsewhere")
+
+    assert [each.effect for each in orders.forecast(text, output)] == [SinkEffect.EXACT]
+    query_id = orders.start(text, output)
+
+    assert orders.versions == [version]
+    assert query_id != orders.query_id
+
+
+@pytest.mark.parametrize("shares_its_id", [False, True])
+def test_the_table_of_another_stream_does_not_go_back(orders: Orders, tmp_path: Path, *, shares_its_id: bool) -> None:
+    stream = orders.history.shelf.stream
+    orders.note("first", "delta", folder=tmp_path / "own")
+    if shares_its_id:
+        # It continues the state of this one.
+        replace(stream, stream_id="another", name="another", asset_key="another").register()
+        executions = as_writer(stream.catalog, "another").executions
+        executions.start("theirs", run_id="theirs", cause=StartCause.MANUAL, holder=TEST)
+        orders.note("theirs", "delta", stream_id="another")
+    else:
+        orders.write("another's query")
+
+    assert orders.forecast("batch-3", NamedOutput("delta", str(orders.folder))) == []
+    orders.start("batch-3", NamedOutput("delta", str(orders.folder)))
+    assert orders.versions == []
+
+
+def test_a_folder_from_which_the_stream_was_taken_to_another_one_is_emptied_with_it(
+    history: History, tmp_path: Path
+) -> None:
+    """It wrote to a second folder, and was restored to a savepoint of the first without a query."""
+    history.sinks(history.file_sink)
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="in the first")
+    first, history.sink = history.sink, tmp_path / "second"
+    for batch in range(LAST + 1):
+        history.commit(batch)
+    history.shelf.execution("second")
+    as_writer(history.shelf.stream.catalog, STREAM).executions.heartbeat(
+        "second", {"batch_id": LAST, "query_id": history.query_id, "sinks": [history.file_sink]}
+    )
+    history.start("in the first")
+    before = log_of(first)
+
+    assert start(history, "empty", history.sink).rolled_back == (str(history.sink),)
+    assert (log_of(history.sink), log_of(first)) == ({}, before)

@@ -199,11 +199,11 @@ class TestStartThatWasAnswered:
         for again in (catalog.requests.take_start, lambda *_: catalog.requests.give_up_start(request_id, "it died")):
             lease = catalog.leases.acquire("orders", HOLDER, 60_000)
             assert catalog.requests.take_start(lease, request_id)
-            catalog.leases.release("orders", lease.token)
+            catalog.leases.release(lease)
             assert not catalog.requests.is_taken(request_id)
             lease = catalog.leases.acquire("orders", HOLDER, 60_000)
             assert again(lease, request_id)
-            catalog.leases.release("orders", lease.token)
+            catalog.leases.release(lease)
 
 
 class TestTwoStreamsThatNameOneFolder:

@@ -21,10 +21,11 @@ from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_metadata, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
+from dagster_ckpt.spark.query.sources import planned_at_ms
 
 
 class InFlight(StrEnum):
@@ -35,6 +36,7 @@ class InFlight(StrEnum):
     REFUSE: As ROLL_BACK, but the sink cannot go back.
     FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
     AHEAD: The sink has later batches of this query, which its live directory has lost.
+    FORGOTTEN: The sink may have had it, and would write it again.
     """
 
     RUN = "RUN"
@@ -43,6 +45,7 @@ class InFlight(StrEnum):
     REFUSE = "REFUSE"
     FOREIGN = "FOREIGN"
     AHEAD = "AHEAD"
+    FORGOTTEN = "FORGOTTEN"
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ class Decision:
                     "failure lost its newest files, or it is an older copy. The query would plan these batches again, "
                     "and the sink would drop their rows.",
                     f"Start with start_from={back}, which takes the sink back, or from a newer snapshot.",
+                )
+            case InFlight.FORGOTTEN:
+                return told(
+                    SinkEffect.LOSE,
+                    f"Whether it has batch {next_batch}, which is not committed, is not known: the snapshots since the "
+                    "batch was planned have expired. If it has the batch, its rows are written twice.",
+                    f"Delete the rows of batch {next_batch} if the table has them, and start with accept_loss.",
                 )
             case InFlight.REFUSE:
                 return told(
@@ -220,8 +230,17 @@ def _of_query(live: LiveDirectory, at: Unfinished, sink: Sink, *, can_go_back: b
     if is_ahead and newest != at.batch_id + 1:
         return InFlight.AHEAD
     if not (is_ahead or must_answer):
-        return None
+        return InFlight.FORGOTTEN if newest is None and _is_forgotten(live, at, sink) else None
     return decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
+
+
+def _is_forgotten(live: LiveDirectory, at: Unfinished, sink: Sink) -> bool:
+    query_id = live_query_id(live)
+    if not at.planned or query_id is None or sink.on_repeat is not OnRepeat.RUNS:
+        return False
+    with suppress(CkptError):
+        return sink.may_have_forgotten(query_id, planned_at_ms(live.folder.read(f"{OFFSETS}/{at.batch_id + 1}")))
+    return False
 
 
 def _drops_unplanned(sink: Sink) -> bool:

@@ -135,6 +135,12 @@ class IcebergTable(TableSink):
         except FileNotFoundError:
             return None
 
+    def may_have_forgotten(self, query_id: str, since_ms: int) -> bool:
+        try:
+            return self._can_be_read and self._history().may_have_forgotten(query_id, since_ms)
+        except FileNotFoundError:
+            return False
+
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
         try:
             history = self._history()

@@ -137,6 +137,13 @@ class IcebergHistory:
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
+    def may_have_forgotten(self, query_id: str, since_ms: int) -> bool:
+        """Whether it may have had a batch that a query planned at a time, in snapshots that have expired."""
+        shown = list(self._from(self._current))
+        if not shown or shown[-1].parent is None or self.newest_batch_shown([query_id])[0] is not None:
+            return False
+        return shown[-1].at_ms + _CLOCKS_DIFFER_MS > since_ms
+
     def read_up_to(self, offset: IcebergOffset, own: Collection[str]) -> ReadOfSink:
         at = self._snapshots.get(offset.snapshot_id)
         if offset.is_before_the_first or (offset.reads_table and offset.position == 0):

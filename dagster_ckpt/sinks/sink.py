@@ -302,6 +302,10 @@ class Sink:
         """Return the newest batch that it has of a query; None if none, or if it remembers no batches."""
         return None
 
+    def may_have_forgotten(self, query_id: str, since_ms: int) -> bool:
+        """Whether it may have written a batch that a query planned at a time, and would write it again."""
+        return False
+
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
         return SinkForecast(self.name, effect, reason, advice)
 

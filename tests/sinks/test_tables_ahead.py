@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run_request import RunRequest
 from dagster_ckpt.sinks.delta import DeltaTable
@@ -59,7 +59,7 @@ class Table:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(map(json.dumps, actions)))
 
-    def iceberg(self, current: int) -> None:
+    def iceberg(self, current: int, *, compacted_ms: int | None = None) -> None:
         snapshots = [
             {
                 "snapshot-id": 100 + batch,
@@ -69,6 +69,11 @@ class Table:
             }
             for batch in range(LAST + 1)
         ]
+        if compacted_ms is not None:
+            # All snapshots before that have expired.
+            summary = {"operation": "replace"}
+            compacted = {"snapshot-id": 100 + current, "parent-snapshot-id": 99 + current, "timestamp-ms": compacted_ms}
+            snapshots = [{**compacted, "summary": summary}]
         metadata = {"table-uuid": "a", "current-snapshot-id": 100 + current, "snapshots": snapshots}
         path = self.folder / "metadata/v1.metadata.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,11 +88,11 @@ class Table:
             for log in logs:
                 (self.history.shelf.live / log / str(batch)).unlink()
 
-    def start(self, text: str = "latest") -> LiveDirectory:
+    def start(self, text: str = "latest", **how: bool) -> LiveDirectory:
         def started(live: LiveDirectory) -> None:
             raise StartedError(live)
 
-        request = RunRequest(run_id="run", start_query=started, start_from=StartFrom(text))  # type: ignore[arg-type]
+        request = RunRequest(run_id="run", start_query=started, start_from=StartFrom(text, **how))  # type: ignore[arg-type]
         with pytest.raises(StartedError) as error:
             execute_stream(self.history.shelf.stream, request)
         return error.value.live
@@ -149,4 +154,22 @@ def test_an_iceberg_table_that_a_person_took_back_drops_nothing(
 
     assert table.forecast() == []
     assert live_query_id(table.start()) == table.old_id
+    table.history.close()
+
+
+@pytest.mark.parametrize(("after_ms", "is_sure"), [(1, False), (-120_000, True)], ids=["since", "before"])
+def test_a_batch_whose_snapshot_may_have_expired_is_not_written_twice_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after_ms: int, is_sure: bool
+) -> None:
+    """Killed in its batch; then the table was compacted, and its other snapshots have expired."""
+    table = Table(tmp_path, "iceberg", monkeypatch)
+    table.lose(LAST, logs=("commits",))
+    planned_ms = 1_000 * LAST
+    table.iceberg(LAST + 1, compacted_ms=planned_ms + after_ms)
+
+    if not is_sure:
+        assert table.forecast() == [SinkEffect.LOSE]
+        with pytest.raises(RowsAtRiskError, match=f"Delete the rows of batch {LAST} if the table has them"):
+            table.start()
+    assert live_query_id(table.start(accept_loss=not is_sure)) == table.old_id
     table.history.close()

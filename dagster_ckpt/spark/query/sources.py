@@ -366,7 +366,7 @@ def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_ba
     before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
     after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
     sources = [_between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()]
-    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
+    return Distance(tuple(sources), planned_at_ms(newer) - planned_at_ms(data), planned_at_ms(data))
 
 
 def _between(folder: FileIO, source: str, before: str | None, after: str | None) -> SourceDistance:
@@ -405,7 +405,7 @@ def _kafka_records(before: Any, after: Any) -> int | None:
     return total
 
 
-def _planned_at_ms(data: bytes) -> int:
+def planned_at_ms(data: bytes) -> int:
     line = data.decode("utf-8", "replace").split("\n")[1]
     metadata = from_json(line) if line.strip() else {}
     return int(metadata.get("batchTimestampMs") or 0)

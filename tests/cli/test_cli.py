@@ -678,7 +678,7 @@ def test_a_cancel_asks_with_what_it_does_to_the_checkpoints(cleanup: str, count:
         ("sweep", "golden", "--older-than", "inf"),
         ("sweep", "golden", "--older-than", "nan"),
         ("show", "golden", "--limit", "9" * 20),
-        ("snapshots", "golden", "--limit", "9" * 20),
+        ("list", "golden", "--limit", "9" * 20),
         ("prune-history", "golden", "--older-than", "9" * 16),
     ],
 )

@@ -244,7 +244,9 @@ class TestTagsAndHooks:
     @pytest.mark.parametrize("name", ["dagster/max_runtime", "dagster/max_retries", "dagster_ckpt/stream_id"])
     def test_tags_that_streams_set_are_refused(self, name: str) -> None:
         with pytest.raises(OptionError, match=f"has {name}, which is set for every stream"):
-            streaming_asset(op_tags={name: "1"})
+
+            @streaming_asset(op_tags={name: "1"})
+            def orders(context: Any) -> Any: ...
 
     def test_in_yaml(self) -> None:
         declared = StreamDeclaration.resolve_from_dict(

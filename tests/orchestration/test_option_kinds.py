@@ -17,6 +17,12 @@ from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
 
 
+def asset(**given: Any) -> object:
+    def orders(context: Any) -> Any: ...
+
+    return streaming_asset(**given)(orders)
+
+
 def external(**given: Any) -> object:
     return external_streaming_asset("orders", **given)
 
@@ -33,18 +39,18 @@ def driver(**given: Any) -> object:
 @pytest.mark.parametrize(
     ("declare", "given"),
     [
-        (streaming_asset, {"desired_state": "running"}),
-        (streaming_asset, {"desired_state": True}),
-        (streaming_asset, {"upgrade": "SAVEPOINT"}),
-        (streaming_asset, {"upgrade": {"mode": "SAVEPOINT"}}),
-        (streaming_asset, {"checkpointing": {"interval": 1_000}}),
-        (streaming_asset, {"checkpointing": 60_000}),
-        (streaming_asset, {"restart_strategy": "FIXED_DELAY"}),
-        (streaming_asset, {"stall_timeout_ms": "30000"}),
-        (streaming_asset, {"restart_in_run": "false"}),
-        (streaming_asset, {"standby": "yes"}),
-        (streaming_asset, {"op_tags": "dagster/priority"}),
-        (streaming_asset, {"hooks": "company.alerts:page"}),
+        (asset, {"desired_state": "running"}),
+        (asset, {"desired_state": True}),
+        (asset, {"upgrade": "SAVEPOINT"}),
+        (asset, {"upgrade": {"mode": "SAVEPOINT"}}),
+        (asset, {"checkpointing": {"interval": 1_000}}),
+        (asset, {"checkpointing": 60_000}),
+        (asset, {"restart_strategy": "FIXED_DELAY"}),
+        (asset, {"stall_timeout_ms": "30000"}),
+        (asset, {"restart_in_run": "false"}),
+        (asset, {"standby": "yes"}),
+        (asset, {"op_tags": "dagster/priority"}),
+        (asset, {"hooks": "company.alerts:page"}),
         (external, {"launch": ("spark-submit", "orders.py")}),
         (definitions, {"health": {"max_stall_ms": 1}}),
         (definitions, {"health_checks": ["liveliness"]}),

@@ -83,21 +83,21 @@ class Decision:
     what: InFlight
 
     def forecast(self) -> SinkForecast | None:
-        told, next_batch = self.sink.told, self.batch_id + 1
+        forecast_as, next_batch = self.sink.forecast_as, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:
             case InFlight.RUN:
                 return None
             case InFlight.SKIPPED:
-                return told(SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
+                return forecast_as(SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
             case InFlight.ROLL_BACK:
-                return told(
+                return forecast_as(
                     SinkEffect.EXACT,
                     f"{has}, and the query cannot continue from the state after it: the sink goes back to batch "
                     f"{self.batch_id}, and the batch is run again.",
                 )
             case InFlight.FOREIGN:
-                return told(
+                return forecast_as(
                     SinkEffect.IRREVERSIBLE,
                     f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
                     "Spark would skip this query's own batches up to there.",
@@ -105,7 +105,7 @@ class Decision:
                 )
             case InFlight.AHEAD:
                 back = "empty and discard_state" if self.batch_id < 0 else f"batch-{self.batch_id}"
-                return told(
+                return forecast_as(
                     SinkEffect.IRREVERSIBLE,
                     f"It has batches after {next_batch} of this query, which the live directory does not have: a power "
                     "failure lost its newest files, or it is an older copy. The query would plan these batches again, "
@@ -113,14 +113,14 @@ class Decision:
                     f"Start with start_from={back}, which takes the sink back, or from a newer snapshot.",
                 )
             case InFlight.FORGOTTEN:
-                return told(
+                return forecast_as(
                     SinkEffect.LOSE,
                     f"Whether it has batch {next_batch}, which is not committed, is not known: the snapshots since the "
                     "batch was planned have expired. If it has the batch, its rows are written twice.",
                     f"Delete the rows of batch {next_batch} if the table has them, and start with accept_loss.",
                 )
             case InFlight.REFUSE:
-                return told(
+                return forecast_as(
                     SinkEffect.IRREVERSIBLE,
                     f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
                     "computing its state, and fail at the next one.",

@@ -235,7 +235,7 @@ class DeltaMerge(DeltaTable):
         ids = {*replay.query_ids, replay.query_id}
         if found.effect is not SinkEffect.EXACT or any(self.last_batch(each) is not None for each in ids):
             return found
-        return self.told(
+        return self.forecast_as(
             SinkEffect.UNKNOWN,
             "The table has no batch of this stream. A function that writes outside delta_transaction writes the "
             "rewound batches once more.",

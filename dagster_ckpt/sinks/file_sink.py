@@ -132,13 +132,15 @@ class FileSink(Sink):
             folder = open_file_io(self.folder)
             names = log_entries(folder)
             if replay.to_batch < 0:
-                return self.told(SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes.")
+                return self.forecast_as(
+                    SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes."
+                )
             if replay.log_entries is None:
                 own_past(self.folder, replay.to_batch)
             elif (entries := self._noted(replay.log_entries)) is None:
                 return self._not_in_the_snapshot(max(names, default=-1), replay)
             elif not folder.exists() and entries:
-                return self.told(
+                return self.forecast_as(
                     SinkEffect.LOSE,
                     f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
@@ -147,19 +149,19 @@ class FileSink(Sink):
                 damage = "Its log is damaged, and " if damaged_log(self.folder, entries) is not None else ""
                 gone = (missing_part_files if damage else missing_of_left_timeline)(self.folder, entries)
                 if gone:
-                    return self.told(
+                    return self.forecast_as(
                         SinkEffect.LOSE,
                         f"{damage}{len(gone)} files that the snapshot lists up to batch {replay.to_batch} are not "
                         f"there with their lengths: {', '.join(gone[:_NAMED])}.",
                         "Put these files back, or start from a snapshot before their batches.",
                     )
         except StorageAccessError as error:
-            return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
+            return self.forecast_as(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         except CkptError as error:
-            return self.told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
+            return self.forecast_as(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
         reason = f"Its log is rolled back to batch {replay.to_batch} (entries removed: {undone})"
-        return self.told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
+        return self.forecast_as(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers:
         files = list(_all_files(self.folder))
@@ -178,8 +180,8 @@ class FileSink(Sink):
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
         if last_batch <= replay.to_batch:
-            return self.told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return self.told(
+            return self.forecast_as(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self.forecast_as(
             SinkEffect.LOSE,
             "The snapshot was taken before the query wrote there, so the sink is not rolled back: it skips batches "
             f"up to {last_batch}, even if they contain other rows.",

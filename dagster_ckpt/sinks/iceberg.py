@@ -47,7 +47,7 @@ from dagster_ckpt.spark.query.table_sources import iceberg_offset
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A folder, which may contain " at ", is a table of its own; only a name of a catalog has a location.
+# A folder may contain " at "; only the name of a table in a catalog is followed by a location.
 _NAME = re.compile(r"IcebergTable\[(?P<table>[^/]+?|.+)( at (?P<location>\S*/.*))?\]")
 # Spark's name for a table if its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
@@ -183,8 +183,10 @@ class IcebergTable(TableSink):
             raise VersionTakenError(self.table)
 
     def fence(self, plan: TablePlan) -> None:
-        opened, _ = plan.basis
-        opened.add_fence(FENCE)
+        opened, found = plan.basis
+        # Of a stream that writes to a branch, no roll-back changes main, so there is nothing to fence.
+        if found.branch is None:
+            opened.add_fence(FENCE)
 
     def _planned(self, history: IcebergHistory, to: RollBack, opened: OpenIcebergTable | None = None) -> TablePlan:
         found, (catalog, table) = history.plan(to), self._quoted

@@ -69,12 +69,12 @@ class NamedTable(Sink):
 
     def forecast(self, replay: Replay) -> SinkForecast:
         if not replay.keeps_query_id:
-            return self.told(
+            return self.forecast_as(
                 SinkEffect.DUPLICATE,
                 "A table known by name only. Under another query id, Paimon accepts the rewound batches again.",
                 "Roll the table back first.",
             )
-        return self.told(
+        return self.forecast_as(
             SinkEffect.LOSE,
             "A table known by name only. Tables that record batch numbers skip the batches that they have of a query, "
             "and a batch with other boundaries then loses rows.",

@@ -306,7 +306,7 @@ class Sink:
         """Whether it may have written a batch that a query planned at a time, and would write it again."""
         return False
 
-    def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+    def forecast_as(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
@@ -316,14 +316,14 @@ class Sink:
     def forecast(self, replay: Replay) -> SinkForecast:
         """Forecast, without changing anything, what it does with the batches after `replay.to_batch`."""
         if not self.rolls_back:
-            return self.told(self.effect, self.reason, self.advice)
+            return self.forecast_as(self.effect, self.reason, self.advice)
         try:
             last = newest_batch(self, replay.query_id)
         except CkptError as error:
-            return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
+            return self.forecast_as(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         if last is None or last <= replay.to_batch:
-            return self.told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return self.told(
+            return self.forecast_as(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self.forecast_as(
             SinkEffect.EXACT,
             f"It is rolled back to batch {replay.to_batch}: batches {replay.to_batch + 1} to {last} are undone.",
         )

@@ -167,9 +167,9 @@ class TableSink(Sink):
             with self._answering():
                 found = verdict(self.foresee(to), to)
         except StorageAccessError as error:
-            return self.told(SinkEffect.UNREACHABLE, str(error))
+            return self.forecast_as(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:
-            return self.told(
+            return self.forecast_as(
                 SinkEffect.LOSE,
                 f"The batches that the table remembers cannot be read from here ({error}): it may skip the rewound "
                 "ones.",
@@ -177,7 +177,7 @@ class TableSink(Sink):
             )
         goes_on = found.step is Step.ROLL_BACK and self.remembers_undone
         continues = " The query continues under a new id." if goes_on else ""
-        return self.told(found.effect, f"{found.reason}{continues}", found.advice)
+        return self.forecast_as(found.effect, f"{found.reason}{continues}", found.advice)
 
     def check_roll_back(self, to: RollBack) -> None:
         with self._answering():

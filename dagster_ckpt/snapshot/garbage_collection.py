@@ -29,7 +29,7 @@ VERIFIED_NAME = "_verified"
 NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
-# So often the snapshots are listed, at most, until none is deleted while they are read.
+# Upper limit of listings until no snapshot is deleted while they are read.
 _LISTINGS = 5
 _log = logging.getLogger(__name__)
 

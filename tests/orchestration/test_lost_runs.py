@@ -60,10 +60,10 @@ class Lost:
 
     def look(self, *, after_ms: int = LIVELY_MS) -> list[str]:
         """The runs found lost, among those observed for this long, once their heartbeats are old."""
-        told = []
+        messages = []
         for self.later_ms in [LIVELY_MS, LIVELY_MS + after_ms] if after_ms else [0]:
-            told += report_lost_runs(self.instance, self.catalog, {"orders", "broken"}, self.silences, self.alerts)
-        return told
+            messages += report_lost_runs(self.instance, self.catalog, {"orders", "broken"}, self.silences, self.alerts)
+        return messages
 
     def status(self, run_id: str) -> DagsterRunStatus:
         run = self.instance.get_run_by_id(run_id)

@@ -118,7 +118,7 @@ class TestSharedRuns:
     ) -> None:
         run = together
         if alone:
-            # What needs the stream does not go on without it.
+            # Steps downstream of the stream do not run.
             after = dg.asset(deps=[orders.asset], name="after")(lambda: None)
             run = run_of_all(supervised.instance, orders.asset, after)
         step = SimpleNamespace(op=SimpleNamespace(name="orders"))

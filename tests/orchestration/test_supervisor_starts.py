@@ -44,15 +44,15 @@ class TestStart:
         assert request.run_config == {"ops": {"orders": {"config": {"start_from": "chk-7"}}}}
         assert request.tags[START_REQUEST_TAG] == request_id
 
-    @pytest.mark.parametrize(("asked", "told"), [("CLAIM", {"claim_mode": "CLAIM"}), ("NO_CLAIM", {})])
+    @pytest.mark.parametrize(("asked", "given"), [("CLAIM", {"claim_mode": "CLAIM"}), ("NO_CLAIM", {})])
     def test_a_claim_reaches_the_run_in_words_that_its_config_knows(
-        self, supervised: Supervised, asked: str, told: dict[str, str]
+        self, supervised: Supervised, asked: str, given: dict[str, str]
     ) -> None:
         self.ask(supervised, start_from="mine", claim_mode=asked)
 
         [request] = supervised.tick()
 
-        config = {"start_from": "mine", **told}
+        config = {"start_from": "mine", **given}
         assert request.run_config == {"ops": {"orders": {"config": config}}}
         assert StreamRunConfig(**config).claim_mode is RecoveryClaimMode(asked)
         assert request.tags[STREAM_ID_TAG] == "orders"

@@ -27,9 +27,9 @@ def test_a_stream_that_runs_and_that_no_asset_defines_any_more_is_reported_with_
     execution = begin_execution(supervised.catalog, "renamed", run.run_id)
     context = dg.build_sensor_context(supervised.instance, resources={"checkpoint_catalog": supervised.resource})
 
-    told = supervised.sensor.evaluate_tick(context).skip_message
+    message = supervised.sensor.evaluate_tick(context).skip_message
 
-    assert told == (
+    assert message == (
         f"renamed: it is not settled (run {run.run_id}), and no asset of this code location has this stream id, so "
         "nothing supervises it. Set stream_id='renamed' in the definition that continues it, or retire it: "
         "dagster-ckpt retire renamed"
@@ -105,8 +105,8 @@ def test_a_stream_whose_asset_moved_to_another_code_location_is_not_reported_by_
     # The other code location is gone.
     for _ in range(4):
         now_ms += 60_000
-        told = tick("former")
-    assert len(told) == 1
+        messages = tick("former")
+    assert len(messages) == 1
     # One that forgets its own stream says so at once.
     tick("former", "moved")
     now_ms += 60_000

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from dagster_ckpt.recovery.source_change import ReadSource, source_differences
+from dagster_ckpt.spark.query import sources
+from dagster_ckpt.spark.query.kafka_source import ReadTopics
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     PATH,
@@ -21,6 +25,7 @@ from dagster_ckpt.spark.query.sources import (
     identities_of_record,
     keyed,
     kind_of_offset,
+    source_identities,
 )
 
 CASES = yaml.safe_load((Path(__file__).parent / "source_differences.yaml").read_text())
@@ -92,3 +97,25 @@ def test_recorded_sources_are_read_back_or_unknown_as_a_whole() -> None:
 )
 def test_an_offset_shows_its_kind_of_source(offset: str | None, kind: str | None) -> None:
     assert kind_of_offset(offset) == kind
+
+
+def test_the_partitions_that_a_source_is_assigned_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"assign": '{"orders":[0]}', "kafka.bootstrap.servers": "broker:9092"}
+    leaf: Any = SimpleNamespace(
+        getClass=lambda: SimpleNamespace(getSimpleName=lambda: "StreamingRelationV2"),
+        sourceName=lambda: "kafka",
+        extraOptions=lambda: Options(options),
+    )
+    for name in ("delta_folder", "iceberg_table", "_name"):
+        monkeypatch.setattr(sources, name, lambda _leaf: None)
+    monkeypatch.setattr(sources, "topics_of", lambda _writer, source: ReadTopics(source.topics, None))
+    monkeypatch.setattr(sources, "leaves_of", lambda _writer: [sources.Leaf(leaf, "0", 0, "0", is_again=False)])
+
+    (found,) = source_identities(Mock()) or ()
+
+    assert (found.topics, found.options) == ({"orders"}, {"assign": '{"orders":[0]}'})
+
+
+class Options(dict[str, str]):
+    def asCaseSensitiveMap(self) -> Options:  # noqa: N802 - Spark's name
+        return self

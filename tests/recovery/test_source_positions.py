@@ -108,8 +108,8 @@ def chosen_time(patch: pytest.MonkeyPatch, positions: list[str], servers: list[s
     patch.setattr(source_check, "offsets_at", lambda _w, _s, asked, _at: {each: 100 + each[1] for each in asked})
     chosen = SourceOffsets.parse('{"orders": "2026-11-23T07:00:00Z"}')
     snapshot: Any = SimpleNamespace(batch_id=9, snapshot_id="s")
-    nobody: Any = None
-    return resolved_offsets(nobody, Restore(reason="", snapshot=snapshot, source_offsets=chosen), lambda: nobody)
+    unused: Any = None
+    return resolved_offsets(unused, Restore(reason="", snapshot=snapshot, source_offsets=chosen), lambda: unused)
 
 
 @pytest.mark.parametrize(

@@ -281,14 +281,14 @@ def test_nothing_is_deleted_while_the_live_directory_cannot_be_examined(
     stream = shelf.cleaning_up(NONE).stream
 
     def refuse(_live: LiveDirectory) -> None:
-        raise StorageAccessError("the storage is away")
+        raise StorageAccessError("the storage is unavailable")
 
     with monkeypatch.context() as patch:
         patch.setattr(LiveDirectory, "positions", refuse)
         would = apply_terminal_retention(stream, "first", FINISHED, dry_run=True)
         report = apply_terminal_retention(stream, "first", FINISHED)
 
-    kept = ("everything: the live directory cannot be examined: the storage is away",)
+    kept = ("everything: the live directory cannot be examined: the storage is unavailable",)
     assert (report.held, would.held, report.deleted, would.deleted) == (kept, kept, (), ())
     assert shelf.listed() == {snapshot.snapshot_id}
     assert not stream.catalog.executions.get("first").settled
@@ -439,7 +439,7 @@ def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
 
 def refuse_to_delete(monkeypatch: pytest.MonkeyPatch, shelf: Shelf) -> None:
     def refuse(location: str, **_: object) -> None:
-        raise StorageAccessError(f"{location} cannot be deleted: the storage is away")
+        raise StorageAccessError(f"{location} cannot be deleted: the storage is unavailable")
 
     monkeypatch.setattr(shelf.stream.store, "discard", refuse)
 
@@ -452,7 +452,7 @@ def test_a_deletion_that_fails_stays_visible_and_the_stream_unsettled(
         refuse_to_delete(patch, shelf)
         report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
-    assert "the storage is away" in report.failed[0]
+    assert "the storage is unavailable" in report.failed[0]
     assert shelf.listed(SnapshotStatus.DELETING) == {snapshot.snapshot_id}
     assert shelf.listed() == set()
     assert shelf.live.exists()

@@ -125,6 +125,18 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
 UNMOVED = [{"0": 4, "1": 2}, {"0": 8, "1": 5}]
 
 
+def test_a_reader_gets_no_offset_of_a_new_partition_that_it_is_not_assigned(reader: Reader) -> None:
+    reader.undone(p2=[Undone(0, 5)])
+    reader.edges = [replace(EDGE, options={"assign": '{"orders":[0,1]}'})]
+
+    assert reader.start() == []
+    assert reader.offsets == UNMOVED
+
+    reader.edges = [EDGE]
+    assert reader.start() != []
+    assert reader.offsets[-1]["2"] == 5
+
+
 def test_a_reader_at_the_end_of_what_is_kept_continues_behind_what_is_undone(reader: Reader) -> None:
     reader.undone(p0=[Undone(8, 12)], p1=[])
 

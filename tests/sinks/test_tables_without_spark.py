@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,8 +16,10 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.sinks import delta_log
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.iceberg import IcebergTable
+from dagster_ckpt.sinks.iceberg_history import IcebergPlan
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, newest_batch
+from dagster_ckpt.sinks.table import TablePlan
 from dagster_ckpt.spark.query.output import iceberg_name
 
 
@@ -163,3 +166,15 @@ def test_a_table_of_which_too_little_is_known_is_left_to_a_start_with_a_new_quer
     with pytest.raises(SinkRollbackError, match="new_query_id"):
         table.check_roll_back(RollBack(1, query_id="query", query_ids=["query"]))
     table.check_roll_back(RollBack(1, query_id="query", query_ids=["query"], may_repeat=True))
+
+
+@pytest.mark.parametrize(("branch", "fences"), [(None, 1), ("audit", 0)])
+def test_main_is_not_written_for_a_stream_that_writes_to_a_branch(branch: str | None, fences: int) -> None:
+    opened = Mock()
+    found = IcebergPlan(branch=branch)
+
+    IcebergTable("IcebergTable[lake.orders]", "lake.orders", None).fence(
+        TablePlan(moves=False, how="Nothing is undone", basis=(opened, found))
+    )
+
+    assert opened.add_fence.call_count == fences

@@ -81,12 +81,12 @@ class TransactionalKafkaSink(Sink):
         try:
             markers = markers_in_kafka(self.topic)
         except CkptError as error:
-            return self.told(SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}")
+            return self.forecast_as(SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}")
         query_id = replay.query_id or ""
         known = [each for each in markers if each.newest(query_id) is not None]
         last = max((each.batch for each in known), default=None)
         if last is None:
-            return self.told(
+            return self.forecast_as(
                 SinkEffect.UNKNOWN,
                 "The topic has no marker of this query: it was never written, or Kafka has deleted the consumer "
                 "groups of its writers. A start that could repeat rows is refused.",
@@ -94,18 +94,18 @@ class TransactionalKafkaSink(Sink):
             )
         left = next((each for each in known if query_id in each.earlier), None)
         if left is not None and replay.keeps_query_id:
-            return self.told(
+            return self.forecast_as(
                 SinkEffect.IRREVERSIBLE,
                 f"The topic has batches up to {left.newest(query_id)} of this query, and then up to {left.batch} of "
                 f"query {left.query}, which has replaced it.",
                 _WRITE_AGAIN,
             )
         if left is None and last <= replay.to_batch:
-            return self.told(SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}.")
+            return self.forecast_as(SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}.")
         if not replay.keeps_query_id:
             groups = consumer_groups(self.topic)
             read_by = f" Consumer groups that read it: {', '.join(groups)}." if groups else ""
-            return self.told(
+            return self.forecast_as(
                 SinkEffect.DUPLICATE,
                 f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again.{read_by}"
                 if left is None
@@ -114,8 +114,10 @@ class TransactionalKafkaSink(Sink):
                 "Let consumers drop repeated keys, or give the stream a new topic.",
             )
         if last == replay.in_flight:
-            return self.told(SinkEffect.SKIP, f"The topic has batch {last}; it is replayed, and not written again.")
-        return self.told(
+            return self.forecast_as(
+                SinkEffect.SKIP, f"The topic has batch {last}; it is replayed, and not written again."
+            )
+        return self.forecast_as(
             SinkEffect.IRREVERSIBLE,
             f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be removed, and the same rows would "
             "be divided into other batches.",

@@ -47,7 +47,7 @@ _DECIDING = {
         *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
     ),
     DELTA: tuple(CHANGE_OPTIONS),
-    KAFKA: ("kafka.isolation.level",),
+    KAFKA: ("kafka.isolation.level", "assign"),
     ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
 }
 _DEFAULTS = {

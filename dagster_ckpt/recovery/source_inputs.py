@@ -98,11 +98,11 @@ def source_inputs(
         base = -1
     if isinstance(plan, StartEmpty) or base is None:
         return ()
-    again = _Again.of(stream, facts, plan, base)
-    if not again.reads_something:
-        return ()
     recorded = recorded_sources(stream, plan)
     sources = keyed(recorded) if recorded is not None else {}
+    again = _Again.of(stream, facts, plan, base, sources)
+    if not again.reads_something:
+        return ()
     expired: list[SourceInput] = []
     if not isinstance(plan, RestoreAndReplay):
         again, expired = _as_sinks_list(stream, again, sources)
@@ -140,7 +140,14 @@ class _Again:
         return self.goes_back or any(self.files.values())
 
     @classmethod
-    def of(cls, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, base: int) -> _Again:
+    def of(
+        cls,
+        stream: StreamHandle,
+        facts: RecoveryFacts,
+        plan: RecoveryPlan,
+        base: int,
+        sources: Mapping[str, SourceIdentity],
+    ) -> _Again:
         urls = dict.fromkeys((plan.directory, facts.stream.live_directory))
         pending, origin_of_live = facts.stream.pending_restore, facts.stream.origin
         # What the restore undoes is read again, and only its former directory names the files.
@@ -155,6 +162,7 @@ class _Again:
             offsets = parse_offset_entry(data, f"{OFFSETS}/{max(base, 0)}").sources
             # Before the first batch, nothing was read.
             offsets = offsets if base >= 0 else dict.fromkeys(offsets)
+        offsets = _by_log(offsets, sources)
         positions = {key: log_offset(text) for key, text in offsets.items()}
         # The log of another timeline has other files under the same numbers.
         is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
@@ -192,6 +200,12 @@ class _Again:
             kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",
         )
+
+
+def _by_log(offsets: Mapping[str, str | None], sources: Mapping[str, SourceIdentity]) -> Mapping[str, str | None]:
+    """Return offsets by the names of the sources' logs: a source that is read twice has one log and two offsets."""
+    named = {key: each.offset_names[-1] for key, each in sources.items() if each.offset_names}
+    return {key: offsets[name] for key, name in named.items() if name in offsets} if named else offsets
 
 
 def _inputs(

@@ -56,15 +56,18 @@ class Read:
             planned[f"sources/0/{batch}"] = f"v1\n{line}".encode()
         return planned
 
+    def recorded(self, options: dict[str, str]) -> list[SourceIdentity]:
+        identity = {COMPACTED: self.case["compacted"]} if "compacted" in self.case else {}
+        return [SourceIdentity(self.case.get("kind", "file"), None, identity, options)]
+
     def inputs(self, plan: RecoveryPlan) -> tuple[SourceInput, ...]:
         stream: Any = Mock()
         journal = [PlannedBatch(batch, "", self.planned(batch)) for batch in self.case.get("journal", ())]
         stream.catalog.journal.after.return_value = journal
         known = self.case.keys() & {*_OPTIONS, "kind"}
         options = {name: self.case[key] for key, name in _OPTIONS.items() if key in self.case}
-        identity = {COMPACTED: self.case["compacted"]} if "compacted" in self.case else {}
-        recorded = SourceIdentity(self.case.get("kind", "file"), None, identity, options)
-        stream.catalog.executions.last_sources.return_value = [recorded.as_record()] if known else None
+        recorded = [each.as_record() for each in self.recorded(options)]
+        stream.catalog.executions.last_sources.return_value = recorded if known else None
         stream.catalog.streams.get.return_value.live_directory = str(self.live)
         stream.catalog.executions.newest_by_other.return_value = {}
         status = LiveStatus.GOOD if self.case.get("live", True) else LiveStatus.MISSING
@@ -81,6 +84,34 @@ def test_what_is_read_again(case: dict[str, Any], tmp_path: Path) -> None:
     assert found.status is InputStatus(case["status"])
     assert case.get("reason", "") in found.reason
     assert bool(found.reason) is (found.status not in (InputStatus.AVAILABLE, InputStatus.ASKED_BY_START))
+
+
+class ReadAfterATopicTwice(Read):
+    """A query that reads a topic twice through one DataFrame before the files: two offsets, one log."""
+
+    def planned(self, batch: int) -> dict[str, bytes]:
+        topic = b'{"orders":{"0":4}}\n'
+        found = super().planned(batch)
+        metadata, offset = found[f"offsets/{batch}"].rsplit(b"\n", 1)
+        return {
+            f"offsets/{batch}": b"".join([metadata, b"\n", topic * 2, offset]),
+            f"sources/1/{batch}": found[f"sources/0/{batch}"],
+        }
+
+    def recorded(self, _options: dict[str, str]) -> list[SourceIdentity]:
+        return [SourceIdentity("kafka", offset_names=("0", "1")), SourceIdentity("file", offset_names=("2",))]
+
+
+@pytest.mark.parametrize(("gone", "status"), [([0, 1], InputStatus.AVAILABLE), ([5], InputStatus.GONE)])
+def test_files_are_those_of_their_source_after_one_that_is_read_twice(
+    gone: list[int], status: InputStatus, tmp_path: Path
+) -> None:
+    read = ReadAfterATopicTwice(tmp_path, {"gone": gone, "kind": "of both"})
+
+    topic, files = read.inputs(Rewind(reason="why", from_batch=LAST, to_batch=POINT, point="batch"))
+
+    assert (topic.source, topic.kind, topic.status) == ("0", "kafka", InputStatus.ASKED_BY_START)
+    assert (files.source, files.kind, files.status) == ("1", "file", status)
 
 
 @pytest.mark.parametrize(("gone", "status"), [([5], InputStatus.GONE), ([4], InputStatus.AVAILABLE)])
